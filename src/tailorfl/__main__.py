@@ -1,0 +1,5 @@
+"""``python -m tailorfl`` is the command ``tailor``."""
+
+from tailorfl.cli import main
+
+main()

@@ -1,0 +1,270 @@
+"""The command ``tailor``."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from tailorfl import __version__
+from tailorfl.errors import UserError
+
+app = typer.Typer(
+    help="Personalized federated learning: every client gets a model of its own.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Datasets: list, inspect, prepare.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out = Console()
+err = Console(stderr=True)
+
+Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, over the file's.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="TAILOR_DATA", help="The folder that holds the datasets.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped or killed.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a run that is there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
+
+
+@app.callback(invoke_without_command=True)
+def tailor(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        out.print(f"tailorfl {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="A method (see 'tailor methods').")] = None,
+    settings: Settings = None,
+    config: ConfigFile = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The run's folder.")] = None,
+    data_dir: DataDir = None,
+    resume: Resume = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method and write the results into a folder."""
+    from tailorfl.study.config import configure, read_config, read_settings
+    from tailorfl.study.run import CONFIG
+    from tailorfl.study.tables import summary_table
+
+    _log(quiet)
+    pairs = list(settings or [])
+    if method and "=" in method:
+        method, pairs = None, [method, *pairs]
+    if resume and out_dir is None:
+        raise UserError("--resume needs --out, the folder of the run")
+    if resume and method is None and not pairs and config is None and out_dir is not None:
+        checked = read_config(out_dir / CONFIG)
+    else:
+        read = read_settings(pairs, config)
+        name = method or read.get("method")
+        if not name:
+            raise UserError("no method is named; allowed: tailor run METHOD, or a line 'method: NAME' in --config")
+        checked = configure(str(name), read)
+    folder = out_dir or _fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
+    summary = _run(checked, folder, data_dir, resume, force, quiet)
+    if summary is None:
+        _stopped(f"tailor run --resume --out {folder}")
+    out.print(summary_table([summary]))
+    out.print(f"results: {folder}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    arguments: Annotated[list[str], typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods and settings.")],
+    config: ConfigFile = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The comparison's folder.")] = None,
+    data_dir: DataDir = None,
+    resume: Resume = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train several methods on the same federation and set them side by side."""
+    from tailorfl.study.compare import PLOT, configure_all, draw_curves, run_all, write_table
+    from tailorfl.study.config import read_settings
+    from tailorfl.study.tables import summary_table
+
+    _log(quiet)
+    names = [argument for argument in arguments if "=" not in argument]
+    read = read_settings([argument for argument in arguments if "=" in argument], config)
+    if not names:
+        raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
+    configs = configure_all(names, read)
+    folder = out_dir or _fresh(f"compare-{configs[0].experiment.data}-seed{configs[0].experiment.seed}")
+    if resume and out_dir is None:
+        raise UserError("--resume needs --out, the folder of the comparison")
+    folders = {config.method_name: folder / config.method_name.replace(":", ".") for config in configs}
+    taken = [str(path) for path in folders.values() if path.exists() and any(path.iterdir())]
+    if taken and not (resume or force):
+        raise UserError(f"{taken[0]} exists; allowed: another --out, --resume to go on, --force to replace")
+
+    def one(checked: Any, path: Path) -> dict[str, Any] | None:
+        return _run(checked, path, data_dir, resume and path.exists(), force, quiet)
+
+    summaries = run_all(configs, folder, one)
+    if summaries is None:
+        _stopped(f"the same command with --resume --out {folder}")
+    table = write_table(summaries, folder)
+    out.print(summary_table(summaries))
+    out.print(f"results: {table}", highlight=False, soft_wrap=True)
+    try:
+        draw_curves(folders, folder / PLOT)
+        out.print(f"picture: {folder / PLOT}", highlight=False, soft_wrap=True)
+    except UserError as missing:
+        err.print(f"no picture: {missing}", highlight=False)
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="One method, with all its options.")] = None) -> None:
+    """List the methods, or the options of one."""
+    from tailorfl.methods import find_method
+    from tailorfl.methods import methods as all_methods
+
+    if name:
+        kind = find_method(name)
+        out.print(f"[bold]{name}[/bold]  {kind.__doc__ or ''}", highlight=False)
+        out.print(_options(kind))
+        return
+    table = Table("method", "paper", "idea")
+    for known, kind in all_methods().items():
+        table.add_row(known, kind.paper, (kind.__doc__ or "").strip().splitlines()[0])
+    out.print(table)
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None) -> None:
+    """What data there is, and which of it is in the data folder."""
+    from tailorfl.data import SOURCES
+
+    table = Table("data", "what it is", "files below the data folder")
+    for name, entry in SOURCES.items():
+        shown = f"{name}:{entry.argument}" if entry.argument else name
+        there = data_dir is not None and all(_present(data_dir, file) for file in entry.files)
+        mark = ("[green]present[/green]: " if there else "missing: ") if entry.files else ""
+        table.add_row(shown, entry.description, mark + (", ".join(entry.files) or entry.obtain))
+    out.print(table)
+
+
+@data_app.command("inspect")
+def data_inspect(
+    settings: Settings = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw clients by classes as a PNG.")] = None,
+) -> None:
+    """Divide a dataset among clients and show who has what."""
+    from tailorfl.data import describe, draw_counts, shade_counts
+    from tailorfl.study.build import load_data
+    from tailorfl.study.config import configure, read_settings
+
+    read = read_settings(settings or [], config)
+    data = load_data(configure(str(read.get("method", "fedavg")), read).experiment, data_dir)
+    out.print(describe(data))
+    out.print(shade_counts(data), highlight=False, soft_wrap=True)
+    if picture:
+        draw_counts(data, picture)
+        out.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="A dataset (see 'tailor data list').")],
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Also write it as one file, for data=file:PATH.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many training samples in it.")] = None,
+) -> None:
+    """Download a dataset into the data folder where it is missing; pack it into one file if asked to."""
+    from rich.progress import DownloadColumn, Progress
+
+    from tailorfl.data import DOWNLOADS, download, save_source
+    from tailorfl.study.build import read_source
+    from tailorfl.study.config import configure, read_settings
+
+    if name in DOWNLOADS:
+        if data_dir is None:
+            raise UserError(f"no data folder to put {name} into; allowed: --data-dir FOLDER, or TAILOR_DATA=FOLDER")
+        with Progress(*Progress.get_default_columns(), DownloadColumn(), console=err) as bar:
+            tasks: dict[str, Any] = {}
+
+            def show(file: str, done: int, total: int | None) -> None:
+                if file not in tasks:
+                    tasks[file] = bar.add_task(file, total=total)
+                bar.update(tasks[file], completed=done)
+
+            download(name, data_dir, show)
+    source = read_source(configure("fedavg", {**read_settings(settings or []), "data": name}).experiment, data_dir)
+    out.print(f"{name}: {source.train_size:,} training and {source.test_size:,} test samples", highlight=False)
+    if to:
+        save_source(source, to, limit)
+        out.print(f"written: {to}; use it as data=file:{to}", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command; bad input is one line on stderr and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"tailor: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        err.print(f"tailor: {error.filename}: {error.strerror}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _run(
+    checked: Any, folder: Path, data_dir: Path | None, resume: bool, force: bool, quiet: bool
+) -> dict[str, Any] | None:
+    from tailorfl.study.progress import RunProgress, StopOnInterrupt
+    from tailorfl.study.run import Run
+
+    shown = Console(stderr=True, quiet=quiet)
+    with StopOnInterrupt(err) as stop, RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
+        return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
+
+
+def _stopped(how: str) -> None:
+    err.print(f"stopped; go on with: {how}", highlight=False, soft_wrap=True)
+    raise typer.Exit(130)
+
+
+def _fresh(name: str) -> Path:
+    """A folder below ``runs`` that is not there yet."""
+    name = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name)
+    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1_000_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def _log(quiet: bool) -> None:
+    handler = RichHandler(console=err, show_path=False, show_time=False, markup=False, highlighter=None)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("tailorfl").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _options(kind: Any) -> Table:
+    from tailorfl.study.config import Experiment
+
+    table = Table("key", "default", "meaning", title="options of the method, then of every experiment")
+    for fields in (kind.model_fields, Experiment.model_fields):
+        for key, info in fields.items():
+            table.add_row(key, str(info.default), info.description or "")
+        table.add_section()
+    return table
+
+
+def _present(folder: Path, pattern: str) -> bool:
+    pattern = pattern.replace("<alphabet>", "*").replace("<character>", "*")
+    return any(folder.glob(pattern)) or any(folder.glob(f"{pattern}.gz")) or os.path.exists(folder / pattern)

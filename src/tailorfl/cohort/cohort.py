@@ -1,0 +1,224 @@
+"""A cohort: clients with the same network, their tensors stacked along a leading dimension."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tailorfl.cohort.engine import Engine, activation_bytes
+from tailorfl.cohort.local import LocalTraining
+from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
+from tailorfl.cohort.schedule import mini_batches
+from tailorfl.cohort.training import Samples, Training, losses_of, pad_rows
+from tailorfl.data.augment import Augmentation
+from tailorfl.data.federated import FederatedData
+from tailorfl.models.network import Network, Values
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation found for each client of a cohort; sums, so that parts can be added."""
+
+    samples: Tensor  # int64 [clients]
+    correct: Tensor  # int64 [clients]
+    loss: Tensor  # summed over the samples, [clients]
+
+
+@dataclass
+class Cohort:
+    """Some clients, largest first. A site of a real federation is a cohort of one.
+
+    ``values`` are the clients' whole models, [clients, ...] each; ``memory`` is what a method keeps with each client
+    beside the model, from one round to the next.
+    """
+
+    engine: Engine
+    network: Network
+    data: FederatedData
+    clients: tuple[int, ...]
+    values: Values
+    options: LocalTraining
+    seed: int = 0
+    round: int = 1
+    rounds: int = 1
+    augmentation: Augmentation | None = None
+    memory: Values = field(default_factory=dict)
+    losses: Values = field(default_factory=dict)  # mean loss of each client over its steps, by purpose of the fit
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def counts(self) -> Tensor:
+        """How many training samples each client has, on the CPU."""
+        return self.data.train.counts[list(self.clients)]
+
+    def samples(self, split: Split) -> Samples:
+        """The clients' samples of a split, as a padded table."""
+        ragged = getattr(self.data, split)
+        rows, counts = pad_rows([ragged.of(client) for client in self.clients], self.engine.device)
+        return Samples(self.data, rows, counts)
+
+    def load(self, received: Mapping[str, Tensor]) -> None:
+        """Give every client the same tensors, in place of its own."""
+        for name, tensor in received.items():
+            self.values[name].copy_(tensor.to(self.values[name].device).expand_as(self.values[name]))
+
+    def take(self, names: Iterable[str]) -> Values:
+        """These tensors of every client, stacked."""
+        return {name: self.values[name] for name in names}
+
+    @property
+    def loss(self) -> Objective:
+        """The plain loss of the task: cross-entropy for classes, squared error for real-valued targets."""
+        return cross_entropy if self.data.num_classes else squared_error
+
+    def fit(
+        self,
+        objective: Objective | None = None,
+        *,
+        train: Sequence[str] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        lr: float | Mapping[str, float] | None = None,
+        weights: Tensor | None = None,
+        inputs: Tensor | None = None,
+        own: Values | None = None,
+        common: Values | None = None,
+        purpose: str = "train",
+    ) -> Tensor:
+        """Local training of some tensors (all parameters by default); the mean loss of each client over its steps.
+
+        ``epochs`` or ``steps`` say how long, ``weights`` [clients, samples] weigh the samples, ``inputs`` replaces the
+        data by features that were computed before, ``own`` and ``common`` reach the objective. ``lr`` may differ by
+        name. ``purpose`` names the random stream: two fits of one round need two.
+        """
+        trained = tuple(self.network.parameters if train is None else train)
+        if not trained:
+            return torch.zeros(len(self), device=self.engine.device)
+        samples = self.samples("train")
+        training = Training(
+            network=self.network,
+            objective=objective or self.loss,
+            optimizer=self.options.local_optimizer(),
+            trained=trained,
+            rates=self._rates(trained, lr),
+            values=self.values,
+            samples=Samples(self.data, samples.rows, samples.counts, weights, inputs),
+            schedule=mini_batches(
+                self.counts.tolist(),
+                self.options.batch_size if batch_size is None else batch_size,
+                self.options.local_epochs if epochs is None else epochs,
+                steps,
+                [(self.seed, purpose, self.round, client) for client in self.clients],
+                None if inputs is not None else self.augmentation,
+            ).to(self.engine.device),
+            augmentation=None if inputs is not None else self.augmentation,
+            own=own or {},
+            common=common or {},
+        )
+        self.engine.run(training)
+        self.losses[purpose] = training.loss / training.schedule.steps.clamp(min=1)
+        return self.losses[purpose]
+
+    def gradient(
+        self,
+        objective: Objective | None = None,
+        *,
+        train: Sequence[str] | None = None,
+        weights: Tensor | None = None,
+        own: Values | None = None,
+        common: Values | None = None,
+    ) -> tuple[Values, Tensor]:
+        """The gradient of the objective on all of each client's data, and the loss: accumulated over parts that fit."""
+        trained = tuple(self.network.parameters if train is None else train)
+        table = self.samples("train")
+        samples = Samples(self.data, table.rows, table.counts, weights)
+        total = {name: torch.zeros_like(self.values[name]) for name in trained}
+        loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
+        for clients in self._parts(samples):
+            part = samples.of(clients)
+            for _, batch in part.in_order(self._evaluation_size(len(part.rows))):
+                share = batch.valid.sum(1) / part.counts.clamp(min=1)
+                leaves = [self.values[name][clients].detach().requires_grad_() for name in trained]
+                values = {k: v[clients] for k, v in self.values.items()} | dict(zip(trained, leaves, strict=True))
+                mine = {name: tensor[clients] for name, tensor in (own or {}).items()}
+                losses = losses_of(
+                    self.network, objective or self.loss, values, batch, mine, common or {}, self._stacked(batch)
+                )
+                shared = losses * share
+                for name, part_gradient in zip(trained, torch.autograd.grad(shared.sum(), leaves), strict=True):
+                    total[name][clients] += part_gradient
+                loss[clients] += shared.detach()
+        return total, loss
+
+    def features(self, split: Split = "train") -> Tensor:
+        """What each client's head is given on each of its samples, [clients, samples, ...]; padding is zero."""
+        samples = self.samples(split)
+        parts = []
+        for _, batch in samples.in_order(self._evaluation_size(len(self))):
+            parts.append(self._features(batch))
+        return torch.cat(parts, dim=1)
+
+    def predict(self, batch: Batch) -> Tensor:
+        """The outputs of each client's model on its own batch, [clients, samples, classes]."""
+        return self.engine.predict(self.network, self.values, batch.inputs, batch.valid)
+
+    def evaluate(self, split: Split, predict: Callable[[Batch], Tensor] | None = None) -> Scores:
+        """Loss and hits of each client's model on its own samples of a split."""
+        samples = self.samples(split)
+        device = self.engine.device
+        correct = torch.zeros(len(self), dtype=torch.int64, device=device)
+        loss = torch.zeros(len(self), dtype=torch.float64, device=device)
+        for _, batch in samples.in_order(self._evaluation_size(len(self))):
+            outputs = (predict or self.predict)(batch)
+            hits, losses = score(outputs, batch.targets)
+            real = batch.valid > 0
+            correct += (hits & real).sum(1)
+            loss += losses.where(real, 0.0).sum(1)
+        return Scores(samples.counts.cpu(), correct.cpu(), loss.cpu())
+
+    def _rates(self, trained: Sequence[str], lr: float | Mapping[str, float] | None) -> tuple[float, ...]:
+        if isinstance(lr, Mapping):
+            return tuple(lr[name] for name in trained)
+        rate = self.options.rate(self.round, self.rounds) if lr is None else lr
+        return (rate,) * len(trained)
+
+    def _features(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            if self._stacked(batch):
+                return torch.vmap(lambda v, x, m: self.network.features(v, x, m, train=False))(
+                    self.values, batch.inputs, batch.valid
+                )
+            parts = [
+                self.network.features({n: t[k] for n, t in self.values.items()}, x, m, train=False)
+                for k, (x, m) in enumerate(zip(batch.inputs, batch.valid, strict=True))
+            ]
+            return torch.stack(parts)
+
+    def _stacked(self, batch: Batch) -> bool:
+        return self.engine.stacks(self.network, batch.inputs[0])
+
+    def _parts(self, samples: Samples) -> list[slice]:
+        """The whole stack at once, or one client after the other where a network cannot be stacked."""
+        _, probe = next(iter(samples.of(slice(0, 1)).in_order(1)))
+        return [slice(0, len(self))] if self._stacked(probe) else [slice(k, k + 1) for k in range(len(self))]
+
+    def _evaluation_size(self, clients: int) -> int:
+        _, probe = next(iter(self.samples("train").of(slice(0, 1)).in_order(1)))
+        return self.engine.evaluation_size(activation_bytes(self.network, probe.inputs[0]), clients)
+
+
+def score(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Hits and losses of each sample, [clients, samples]; regression has no hits."""
+    if targets.is_floating_point():
+        losses = (outputs.squeeze(-1) - targets) ** 2
+        return torch.zeros_like(targets, dtype=torch.bool), losses.double()
+    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").reshape(targets.shape)
+    return outputs.argmax(-1) == targets, losses.double()

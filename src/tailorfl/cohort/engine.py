@@ -1,0 +1,184 @@
+"""Where and how cohorts are computed: the device, stacked or one by one, and how many clients at a time."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tailorfl.cohort.graphs import GraphCache
+from tailorfl.cohort.training import Training
+from tailorfl.errors import UserError
+from tailorfl.models.network import Network, Values
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["auto", "stacked", "one-by-one"]
+
+# A stack's weights should stay in a CPU's cache: beyond about 3 million numbers every step goes to memory.
+_CPU_STACK_NUMBERS = 3_200_000
+_GPU_MEMORY_SHARE = 0.5
+_CPU_EVALUATION_BYTES = 64 << 20
+_GPU_EVALUATION_BYTES = 4 << 30
+
+
+class Engine:
+    """Computes cohorts. One engine serves a run; it may serve several networks."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        mode: Mode = "auto",
+        stack_size: int | None = None,
+        workers: int | None = None,
+    ) -> None:
+        self.device = device
+        self.mode = mode
+        self.fixed_stack_size = stack_size
+        self.workers = workers or (os.cpu_count() or 1)
+        self.graphs = GraphCache() if device.type == "cuda" else None
+        self._pool: ThreadPoolExecutor | None = None
+        self._modes: dict[int, tuple[Network, bool]] = {}
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+
+    def stacks(self, network: Network, sample: Tensor) -> bool:
+        """Whether clients of this network run as one tensor program; decided once, and said in the log."""
+        if id(network) not in self._modes:
+            stacked, reason = self._choose(network, sample)
+            log.info("%s runs %s%s", network.name, "stacked" if stacked else "one by one", reason)
+            self._modes[id(network)] = (network, stacked)
+        return self._modes[id(network)][1]
+
+    def stack_size(self, network: Network, samples_bytes: int) -> int:
+        """How many clients to hold in one stack; ``samples_bytes`` is what a client's batch takes in a step."""
+        if self.fixed_stack_size:
+            return self.fixed_stack_size
+        numbers = max(1, sum(tensor.numel() for tensor in network.initial().values()))
+        if self.device.type == "cpu":
+            return max(1, _CPU_STACK_NUMBERS // numbers, self.workers)
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # Weights, gradients, optimizer state, and the static copies of the graphs.
+        return max(1, int(free * _GPU_MEMORY_SHARE) // (numbers * 4 * 8 + samples_bytes))
+
+    def run(self, training: Training) -> None:
+        """Train a cohort in place."""
+        if not training.schedule.steps.any():
+            return
+        samples = training.samples.of(slice(0, 1)).in_order(2)
+        if not self.stacks(training.network, next(samples)[1].inputs[0]):
+            self._one_by_one(training)
+        elif self.graphs is not None:
+            self.graphs.run(training)
+        else:
+            training.run()
+
+    def predict(self, network: Network, values: Values, inputs: Tensor, valid: Tensor) -> Tensor:
+        """The outputs of every client's own weights on its own inputs, [clients, samples, ...]."""
+        if self.stacks(network, inputs[0]):
+            with torch.no_grad():
+                return torch.vmap(lambda v, x, m: network.forward(v, x, m, train=False))(values, inputs, valid)
+
+        @torch.no_grad()  # threads have a gradient mode of their own
+        def work(client: int) -> Tensor:
+            own = {name: tensor[client] for name, tensor in values.items()}
+            return network.forward(own, inputs[client], valid[client], train=False)
+
+        return torch.stack(self.each(work, len(inputs)))
+
+    def each(self, work: Callable[[int], Tensor], clients: int) -> list[Tensor]:
+        """Do the same for every client; on a CPU, side by side, with one core each."""
+        if self.device.type != "cpu" or self.workers == 1 or clients == 1:
+            return [work(client) for client in range(clients)]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        return list(self._pool.map(work, range(clients)))
+
+    def evaluation_size(self, activation_bytes: int, clients: int) -> int:
+        """How many samples of each client to evaluate at a time."""
+        budget = _CPU_EVALUATION_BYTES if self.device.type == "cpu" else _GPU_EVALUATION_BYTES
+        return max(1, budget // max(1, activation_bytes * clients))
+
+    def _one_by_one(self, training: Training) -> None:
+        def work(client: int) -> Tensor:
+            alone = training.one(client)
+            alone.run()
+            return alone.loss
+
+        def seeded(client: int) -> Tensor:
+            with torch.random.fork_rng():
+                torch.manual_seed(training.schedule.seeds[client])
+                return work(client)
+
+        clients = range(int((training.schedule.steps > 0).sum()))
+        if _random(training.network.module):  # dropout draws from the process-wide generator: no threads
+            losses = [seeded(client) for client in clients]
+        else:
+            losses = self.each(work, len(clients))
+        for client, loss in zip(clients, losses, strict=True):
+            training.loss[client] = loss[0]
+
+    def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
+        obstacle = _obstacle(network, sample)
+        if obstacle and self.mode == "stacked":
+            raise UserError(f"engine=stacked: network {network.name} cannot be stacked ({obstacle}); allowed: auto")
+        if obstacle:
+            return False, f": {obstacle}"
+        if self.mode != "auto":
+            return self.mode == "stacked", ""
+        if self.device.type == "cpu" and _convolutional(network.module):
+            return False, f": on a CPU convolutions are faster side by side, {self.workers} workers"
+        return True, ""
+
+
+def _obstacle(network: Network, sample: Tensor) -> str:
+    """Why a network cannot be stacked; empty when it can. Found by trying: two clients, one forward and backward."""
+    inputs = sample[:1].expand(2, 2, *sample.shape[1:]).clone()
+    values = {name: torch.stack([tensor, tensor]) for name, tensor in network.initial().items()}
+    leaves = [values[name].requires_grad_() for name in network.parameters]
+    try:
+        outputs = torch.vmap(lambda v, x: network.forward(v, x, None, train=True))(values, inputs)
+        torch.autograd.grad(outputs.sum(), leaves, materialize_grads=True)
+    except Exception as error:  # anything a user's module may raise under vmap
+        if _runs_alone(network, inputs[0]):
+            return str(error).strip().splitlines()[0][:120]
+        raise
+    return ""
+
+
+def _runs_alone(network: Network, inputs: Tensor) -> bool:
+    try:
+        network.forward(network.initial(), inputs, None, train=True)
+    except Exception:  # the network itself is broken: let its own error be seen
+        return False
+    return True
+
+
+def _random(module: nn.Module) -> bool:
+    return any(isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 for child in module.modules())
+
+
+def _convolutional(module: nn.Module) -> bool:
+    return any(isinstance(child, nn.modules.conv._ConvNd) for child in module.modules())
+
+
+def activation_bytes(network: Network, sample: Tensor) -> int:
+    """Roughly what one sample takes in a forward pass: the outputs of all modules together."""
+    total = 0
+
+    def count(_: nn.Module, __: object, output: object) -> None:
+        nonlocal total
+        total += output.numel() * output.element_size() if isinstance(output, Tensor) else 0
+
+    template = network._template(train=False)
+    hooks = [child.register_forward_hook(count) for child in template.modules()]
+    try:
+        with torch.no_grad():
+            network.forward(network.initial(), sample[:1], None, train=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(1, total)

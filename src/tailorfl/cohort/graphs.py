@@ -1,0 +1,165 @@
+"""Training steps as CUDA graphs: captured once for a shape, replayed for every step of every round."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tailorfl.cohort.schedule import Schedule
+from tailorfl.cohort.training import Training
+from tailorfl.models.network import Values
+
+_SLACK = 1.125  # a graph may be this much wider than the stack before a narrower one is worth its capture
+
+
+def roomy(number: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few distinct sizes, never half as much again."""
+    size = 1
+    while size < number:
+        if size >= 2 and number <= size + size // 2:
+            return size + size // 2
+        size *= 2
+    return size
+
+
+class GraphCache:
+    """The captured programs of one engine, the least recently used dropped first."""
+
+    def __init__(self, capacity: int = 12) -> None:
+        self.capacity = capacity
+        self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
+
+    def run(self, training: Training) -> None:
+        """Train as ``training.run()`` does, by replaying graphs."""
+        key = _key(training)
+        program = self.programs.pop(key, None) or _Program(training)
+        self.programs[key] = program
+        while len(self.programs) > self.capacity:
+            self.programs.popitem(last=False)
+        program.run(training)
+
+
+class _Program:
+    """Static tensors with room for one shape of training, and a graph for each width of the shrinking stack."""
+
+    def __init__(self, training: Training) -> None:
+        self.static = _static_copy(training)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def run(self, training: Training) -> None:
+        clients = len(training.samples.rows)
+        widths = [self._width(width, clients) for width in training.widths()]
+        _load(self.static, training)
+        for width in widths:
+            self.graphs[width].replay()
+        for name, tensor in training.values.items():
+            tensor.copy_(self.static.values[name][:clients])
+        training.loss.copy_(self.static.loss[:clients])
+
+    def _width(self, width: int, clients: int) -> int:
+        """The width of the graph that serves so many active clients; captured if there is none close enough."""
+        close = [captured for captured in self.graphs if width <= captured <= max(width * _SLACK, width + 1)]
+        chosen = min(close) if close else min(roomy(width), clients)
+        if chosen not in self.graphs:
+            self.graphs[chosen] = self._capture(chosen)
+        return chosen
+
+    def _capture(self, width: int) -> torch.cuda.CUDAGraph:
+        # Two steps on a side stream first: libraries choose their kernels and allocate what a capture may not.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.static.step(width)
+                self.static.done.zero_()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.static.step(width)
+        return graph
+
+
+def _key(training: Training) -> Hashable:
+    def shapes(values: Values, skip: int) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+        return tuple((name, tensor.shape[skip:], tensor.dtype) for name, tensor in values.items())
+
+    steps, clients, size = training.schedule.positions.shape
+    samples = training.samples
+    return (
+        id(training.network),
+        samples.data.inputs.data_ptr(),
+        training.objective,
+        training.optimizer,
+        training.trained,
+        training.augmentation,
+        (roomy(steps), roomy(clients), size, roomy(samples.rows.shape[1])),
+        samples.weights is None,
+        None if samples.inputs is None else samples.inputs.shape[2:],
+        shapes(training.values, 1),
+        shapes(training.own, 1),
+        shapes(training.common, 0),
+    )
+
+
+def _static_copy(training: Training) -> Training:
+    """Tensors of its own, with room, that stay where they are for as long as the graphs live."""
+    steps, clients, size = training.schedule.positions.shape
+    clients, longest = roomy(clients), roomy(training.samples.rows.shape[1])
+    samples, device = training.samples, training.samples.rows.device
+
+    def room(tensor: Tensor, *lead: int) -> Tensor:
+        return torch.zeros(*lead, *tensor.shape[len(lead) :], dtype=tensor.dtype, device=device)
+
+    return replace(
+        training,
+        values={name: room(tensor, clients) for name, tensor in training.values.items()},
+        own={name: room(tensor, clients) for name, tensor in training.own.items()},
+        common={name: tensor.clone() for name, tensor in training.common.items()},
+        rates=tuple(torch.zeros((), device=device) for _ in training.rates),
+        samples=replace(
+            samples,
+            rows=room(samples.rows, clients, longest),
+            counts=room(samples.counts, clients),
+            weights=None if samples.weights is None else room(samples.weights, clients, longest),
+            inputs=None if samples.inputs is None else room(samples.inputs, clients, longest),
+        ),
+        schedule=Schedule(
+            room(training.schedule.positions, roomy(steps), clients),
+            {name: room(numbers, roomy(steps), clients) for name, numbers in training.schedule.draws.items()},
+            torch.zeros(clients, dtype=torch.int64, device=device),
+        ),
+        masked=True,
+    )
+
+
+def _load(static: Training, training: Training) -> None:
+    """Lay this round's tensors into the static ones and start from step 0."""
+    for name, tensor in training.values.items():
+        _lay(static.values[name], tensor)
+    for name, tensor in training.own.items():
+        _lay(static.own[name], tensor)
+    for name, tensor in training.common.items():
+        static.common[name].copy_(tensor)
+    for rate, number in zip(static.rates, training.rates, strict=True):
+        assert isinstance(rate, Tensor)
+        rate.fill_(number)
+    _lay(static.samples.rows, training.samples.rows)
+    for target, source in ((static.samples.weights, training.samples.weights),
+                           (static.samples.inputs, training.samples.inputs)):  # fmt: skip
+        if target is not None and source is not None:
+            _lay(target, source)
+    static.schedule.positions.fill_(-1)
+    _lay(static.schedule.positions, training.schedule.positions)
+    for name, numbers in training.schedule.draws.items():
+        _lay(static.schedule.draws[name], numbers)
+    static.schedule.steps.zero_()
+    _lay(static.schedule.steps, training.schedule.steps)
+    for tensor in (static.done, static.loss, *(tensor for slot in static.state for tensor in slot)):
+        tensor.zero_()
+
+
+def _lay(room: Tensor, tensor: Tensor) -> None:
+    room[tuple(slice(0, size) for size in tensor.shape)].copy_(tensor, non_blocking=True)

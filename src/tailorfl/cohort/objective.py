@@ -1,0 +1,76 @@
+"""What local training minimizes: a function of one client's model and one batch, written without the stack."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tailorfl.models.network import Network, Values
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one client. Padding rows have ``valid`` 0 and must not count; ``weight`` is 0 there too."""
+
+    inputs: Tensor
+    targets: Tensor
+    valid: Tensor
+    weight: Tensor
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The weighted mean of one number a sample over the real samples of the batch."""
+        # where, not a product: a padded row may hold an infinite loss, and 0 * inf is not 0.
+        real = self.valid > 0
+        return (losses * self.weight).where(real, 0.0).sum() / self.valid.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What an objective sees of a client: its weights as a callable model, and what the method laid beside them."""
+
+    network: Network
+    values: Mapping[str, Tensor]
+    own: Mapping[str, Tensor]
+    common: Mapping[str, Tensor]
+
+    def predict(self, batch: Batch) -> Tensor:
+        return self.network.forward(self.values, batch.inputs, batch.valid, train=True)
+
+    def features(self, batch: Batch) -> Tensor:
+        return self.network.features(self.values, batch.inputs, batch.valid, train=True)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.network.head(self.values, features, train=True)
+
+
+Objective = Callable[[Client, Batch], Tensor]
+"""A pure function to a scalar. It must be hashable by value: a function, or a frozen dataclass with ``__call__``."""
+
+
+def cross_entropy(client: Client, batch: Batch) -> Tensor:
+    """The mean cross-entropy of the batch, for classes."""
+    return batch.mean(F.cross_entropy(client.predict(batch), batch.targets, reduction="none"))
+
+
+def squared_error(client: Client, batch: Batch) -> Tensor:
+    """The mean squared error of the batch, for real-valued targets."""
+    return batch.mean((client.predict(batch).squeeze(-1) - batch.targets) ** 2)
+
+
+def stacked_losses(
+    network: Network,
+    objective: Objective,
+    values: Values,
+    batch: Batch,
+    own: Values,
+    common: Values,
+) -> Tensor:
+    """The objective of every client of a stack, [clients]: the sum's gradient is every client's own gradient."""
+
+    def one(values: Values, inputs: Tensor, targets: Tensor, valid: Tensor, weight: Tensor, own: Values) -> Tensor:
+        return objective(Client(network, values, own, common), Batch(inputs, targets, valid, weight))
+
+    losses: Tensor = torch.vmap(one)(values, batch.inputs, batch.targets, batch.valid, batch.weight, own)
+    return losses

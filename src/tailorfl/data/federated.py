@@ -1,0 +1,235 @@
+"""A source divided among clients: each client's training, validation and test rows, and the tensors they point into."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tailorfl.data.atomic import whole_file
+from tailorfl.data.holdout import class_counts, draw_tests, fraction_sizes, hold_out
+from tailorfl.data.partition import Lists, PartitionOptions, Rows, divide
+from tailorfl.data.ragged import Ragged
+from tailorfl.data.reason import reason
+from tailorfl.data.source import Kind, Source
+from tailorfl.errors import UserError
+from tailorfl.seeding import generator
+
+Split = Literal["train", "validation", "test"]
+FORMAT = "tailorfl partition 1"
+CHUNK = 256  # images whose mean and deviation are computed at once: they should fit in the processor's cache
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who has which rows of a source; without the rows themselves."""
+
+    source: str
+    rows: int  # of the source
+    names: tuple[str, ...]
+    train: Ragged
+    validation: Ragged
+    test: Ragged
+    new_clients: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """The data of a federation: one copy of all inputs, and for each client and purpose the rows it may use."""
+
+    source: str
+    kind: Kind
+    inputs: Tensor
+    targets: Tensor
+    classes: tuple[str, ...]
+    names: tuple[str, ...]  # of the clients: the owners' names, else "0" to "N-1"
+    train: Ragged  # indices into inputs; these stay on the CPU
+    validation: Ragged
+    test: Ragged
+    new_clients: tuple[int, ...] = ()  # held out of training altogether
+    mean: Tensor | None = None  # of images, a channel, in units of 0 to 1, over the source's training rows
+    std: Tensor | None = None
+    vectors: Tensor | None = None
+    vocabulary: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        return len(self.names)
+
+    @property
+    def regression(self) -> bool:
+        return not self.classes
+
+    @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return len(self.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.inputs.shape[1:])
+
+    def rows(self, split: Split) -> Ragged:
+        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+
+    def label_counts(self, split: Split = "train") -> Tensor:
+        """int64 [clients, classes]; a single column for a regression."""
+        labels = _labels(self.targets.cpu(), self.regression)
+        return torch.from_numpy(class_counts(self.rows(split), labels, max(self.num_classes, 1)))
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Gathered inputs as a network takes them: uint8 images become normalized floats, all else stays."""
+        if self.mean is None or self.std is None:
+            return rows
+        return (rows.to(self.mean.dtype) / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
+
+    def to(self, device: torch.device | str) -> "FederatedData":
+        """With inputs, targets, mean and deviation on the device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            targets=self.targets.to(device),
+            mean=None if self.mean is None else self.mean.to(device),
+            std=None if self.std is None else self.std.to(device),
+        )
+
+    def partition(self) -> Partition:
+        """Who has which rows, to be saved."""
+        return Partition(
+            self.source, len(self.inputs), self.names, self.train, self.validation, self.test, self.new_clients
+        )
+
+
+def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedData:
+    """Divide a source among clients. Only its training rows are divided; all is determined by the seed."""
+    _check_fractions(options)
+    labels = _labels(source.targets, source.regression)
+    lists = divide(_training_rows(source), options, generator(seed, "partition"))
+    train, test = _tests(source, labels, Ragged.from_lists(lists), options, seed)
+    sizes = fraction_sizes(train.counts.numpy(), options.validation_fraction)
+    classes = max(len(source.classes), 1)
+    train, validation = hold_out(train, labels, classes, sizes, generator(seed, "validation"))
+    names = _names(source, options, lists)
+    new = _choose_new_clients(options.new_clients, len(lists), seed)
+    return assemble(source, Partition(source.name, len(labels), names, train, validation, test, new))
+
+
+def assemble(source: Source, partition: Partition) -> FederatedData:
+    """The data of a federation from a source and a partition of it, new or loaded."""
+    if (partition.source, partition.rows) != (source.name, len(source.inputs)):
+        raise UserError(
+            f"the partition is of data={partition.source} with {partition.rows} rows, "
+            f"not of data={source.name} with {len(source.inputs)}"
+        )
+    mean, std = _pixel_statistics(source.inputs[: source.train_size]) if source.kind == "image" else (None, None)
+    return FederatedData(
+        source=source.name,
+        kind=source.kind,
+        inputs=source.inputs,
+        targets=source.targets,
+        classes=source.classes,
+        names=partition.names,
+        train=partition.train,
+        validation=partition.validation,
+        test=partition.test,
+        new_clients=partition.new_clients,
+        mean=mean,
+        std=std,
+        vectors=source.vectors,
+        vocabulary=source.vocabulary,
+    )
+
+
+def save_partition(data: FederatedData | Partition, path: Path) -> None:
+    """Write who has which rows as a safetensors file."""
+    partition = data.partition() if isinstance(data, FederatedData) else data
+    tensors = {"new_clients": torch.tensor(partition.new_clients, dtype=torch.int64)}
+    for split in ("train", "validation", "test"):
+        ragged: Ragged = getattr(partition, split)
+        tensors |= {f"{split}.index": ragged.index.contiguous(), f"{split}.offsets": ragged.offsets}
+    facts = {"format": FORMAT, "source": partition.source, "rows": str(partition.rows)}
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, {**facts, "names": json.dumps(partition.names)})
+
+
+def load_partition(path: Path) -> Partition:
+    """Read what ``save_partition`` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (the file is no dict)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"the partition {path} cannot be read: {reason(error)}") from error
+    if facts.get("format") != FORMAT:
+        raise UserError(f"{path} is not a partition; allowed: a file that save_partition wrote")
+    splits = {s: Ragged(tensors[f"{s}.index"], tensors[f"{s}.offsets"]) for s in ("train", "validation", "test")}
+    new = tuple(tensors["new_clients"].tolist())
+    names = tuple(json.loads(facts["names"]))
+    return Partition(facts["source"], int(facts["rows"]), names, **splits, new_clients=new)
+
+
+def _check_fractions(options: PartitionOptions) -> None:
+    if not 0 < options.test_fraction < 1:
+        raise UserError(f"test_fraction={options.test_fraction:g}, allowed: above 0 and below 1")
+    if not 0 <= options.validation_fraction < 1:
+        raise UserError(f"validation_fraction={options.validation_fraction:g}, allowed: 0 or more and below 1")
+    if options.test_samples_per_client is not None and options.test_samples_per_client < 1:
+        raise UserError(f"test_samples_per_client={options.test_samples_per_client}, allowed: at least 1")
+
+
+def _labels(targets: Tensor, regression: bool) -> np.ndarray:
+    """Class numbers; a regression has one class, so that what is stratified by class works for it too."""
+    return np.zeros(len(targets), np.int64) if regression else targets.numpy()
+
+
+def _training_rows(source: Source) -> Rows:
+    """What the partition may look at."""
+    labels = None if source.regression else source.targets[: source.train_size].numpy()
+    owner = None if source.owner is None else source.owner[: source.train_size].numpy()
+    return Rows(source.train_size, labels, owner)
+
+
+def _names(source: Source, options: PartitionOptions, lists: Lists) -> tuple[str, ...]:
+    if options.partition == "natural" and source.owner is not None:
+        return tuple(source.owners[int(source.owner[int(own[0])])] for own in lists)
+    return tuple(map(str, range(len(lists))))
+
+
+def _tests(
+    source: Source, labels: np.ndarray, train: Ragged, options: PartitionOptions, seed: int
+) -> tuple[Ragged, Ragged]:
+    """What stays for training, and the test rows: from the source's own test set, else from each client's rows."""
+    rng, wanted, classes = generator(seed, "test"), options.test_samples_per_client, max(len(source.classes), 1)
+    if source.test_size and options.partition != "natural":
+        test = draw_tests(class_counts(train, labels, classes), labels[source.train_size :], wanted, rng)
+        return train, Ragged(test.index + source.train_size, test.offsets)
+    counts = train.counts.numpy()
+    sizes = np.minimum(wanted, np.maximum(counts - 1, 0)) if wanted else fraction_sizes(counts, options.test_fraction)
+    return hold_out(train, labels, classes, sizes, rng)
+
+
+def _choose_new_clients(number: int, clients: int, seed: int) -> tuple[int, ...]:
+    if not 0 <= number < clients:
+        raise UserError(f"new_clients={number} of {clients} clients, allowed: 0 to {clients - 1}")
+    chosen = generator(seed, "new-clients").permutation(clients)[:number]
+    return tuple(sorted(map(int, chosen)))
+
+
+def _pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel in units of 0 to 1; a constant channel has deviation 1."""
+    total = torch.zeros(images.shape[1], dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    for chunk in images.split(CHUNK):
+        values = chunk.flatten(2).float()
+        total += values.sum(2).sum(0, dtype=torch.float64)
+        squares += values.square().sum(2).sum(0, dtype=torch.float64)
+    number = images[:, 0].numel()
+    mean = total / number
+    std = (squares / number - mean.square()).clamp(min=0).sqrt()
+    std = torch.where(std > 0, std, torch.full_like(std, 255.0))
+    return (mean / 255).float(), (std / 255).float()

@@ -1,0 +1,5 @@
+"""The one error that a user can cause: what is wrong and what is allowed, in a line."""
+
+
+class UserError(Exception):
+    """Bad input. The command prints the message as one line and exits with status 2."""

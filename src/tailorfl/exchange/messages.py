@@ -1,0 +1,56 @@
+"""What travels: plain named tensors and numbers, from the server to clients and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tailorfl.models.network import Values
+
+
+@dataclass(frozen=True)
+class Message:
+    """From the server, the same for every client of a round."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """What one client receives."""
+        return sum(tensor.nbytes for tensor in self.tensors.values()) + 8 * len(self.numbers)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """From some clients: their tensors stacked along a leading dimension, one row a client."""
+
+    clients: tuple[int, ...]
+    samples: Tensor  # int64 [clients], training samples
+    tensors: Values  # [clients, ...]
+    loss: Tensor  # [clients], mean over the local steps
+
+    @property
+    def bytes(self) -> int:
+        """What these clients send together."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def only(self, kept: Sequence[int]) -> "Answers":
+        """The answers at these places of the stack."""
+        rows = torch.tensor(list(kept), dtype=torch.int64)
+        return Answers(
+            tuple(self.clients[k] for k in kept),
+            self.samples[rows],
+            {name: tensor[rows.to(tensor.device)] for name, tensor in self.tensors.items()},
+            self.loss[rows.to(self.loss.device)],
+        )
+
+
+@dataclass
+class Server:
+    """What the server keeps between rounds: the global values, and a method's own tensors and numbers."""
+
+    values: Values
+    state: Values = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)

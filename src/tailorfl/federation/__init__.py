@@ -1,0 +1,1 @@
+"""Rounds of a federation: selection, training where the clients live, evaluation, checkpoints."""

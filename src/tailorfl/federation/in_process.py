@@ -1,0 +1,139 @@
+"""Clients that live in this process: the simulator."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tailorfl.cohort import Cohort, Engine
+from tailorfl.cohort.engine import activation_bytes
+from tailorfl.data.augment import Augmentation
+from tailorfl.data.federated import FederatedData, Split
+from tailorfl.exchange.messages import Answers, Message
+from tailorfl.federation.evaluation import ClientScores, evaluate_common
+from tailorfl.federation.store import ClientStore, store_device
+from tailorfl.methods.method import Method
+from tailorfl.models.network import Network, Values
+
+log = logging.getLogger(__name__)
+
+MEMORY = "memory/"  # prefix of a method's memory in the store, beside the personal weights
+
+
+@dataclass
+class InProcess:
+    """A federation whose clients are rows of tensors."""
+
+    method: Method
+    network: Network
+    data: FederatedData
+    engine: Engine
+    seed: int
+    rounds: int
+    augmentation: Augmentation | None = None
+    diverged: list[int] = field(default_factory=list)  # clients left out of the round that trained last
+
+    def __post_init__(self) -> None:
+        self.initial = self.network.initial()
+        personal = sum(self.initial[name].nbytes for name in self.method.personal(self.network))
+        self.store = ClientStore(store_device(self.engine.device, self.data.clients, personal))
+        self._stack_size = self._fitting()
+
+    @property
+    def trainable(self) -> tuple[int, ...]:
+        """The clients that may be selected: not held out, and with something to train on."""
+        held_out, counts = set(self.data.new_clients), self.data.train.counts.tolist()
+        return tuple(client for client in range(self.data.clients) if client not in held_out and counts[client])
+
+    def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
+        """Train these clients, a stack at a time, and hand out each stack's answers as they are ready."""
+        self.diverged = []
+        for ids in self._stacks(clients):
+            cohort = self._cohort(round, ids)
+            sent = self.method.train(cohort, message)
+            healthy = _finite({**cohort.values, **{f"sent {k}": v for k, v in sent.items()}}, len(ids))
+            kept = [row for row in range(len(ids)) if healthy[row]]
+            self._report(round, [ids[row] for row in range(len(ids)) if not healthy[row]])
+            self.store.keep(ids, kept, self._state(cohort))
+            loss = cohort.losses.get("train", torch.zeros(len(ids)))
+            answers = Answers(ids, cohort.counts, sent, loss)
+            yield answers if len(kept) == len(ids) else answers.only(kept)
+
+    def evaluate(
+        self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]
+    ) -> dict[Split, ClientScores]:
+        """Each client's personalized model on its own data. Nothing that is done for it is kept."""
+        parts: dict[Split, list] = {split: [] for split in splits}
+        for ids in self._stacks(clients):
+            cohort = self._cohort(round, ids)
+            self.method.personalize(cohort, message)
+            for split in splits:
+                scores = cohort.evaluate(split, lambda batch, cohort=cohort: self.method.predict(cohort, batch))
+                parts[split].append((ids, scores))
+        return {split: ClientScores.gather(found) for split, found in parts.items()}
+
+    def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores:
+        """One model on every client's data."""
+        return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
+
+    def _cohort(self, round: int, ids: tuple[int, ...]) -> Cohort:
+        device = self.engine.device
+        kept = set(self.store.names(ids))
+        values = {
+            name: self.store.stack(ids, name, default, device)
+            if name in kept
+            else default.expand(len(ids), *default.shape).clone()
+            for name, default in self.initial.items()
+        }
+        memory = {}
+        for name in kept:
+            if name.startswith(MEMORY):
+                default = torch.zeros_like(next(e[name] for e in self.store.entries.values() if name in e))
+                memory[name.removeprefix(MEMORY)] = self.store.stack(ids, name, default, device)
+        return Cohort(
+            engine=self.engine,
+            network=self.network,
+            data=self.data,
+            clients=ids,
+            values=values,
+            options=self.method,
+            seed=self.seed,
+            round=round,
+            rounds=self.rounds,
+            augmentation=self.augmentation,
+            memory=memory,
+        )
+
+    def _state(self, cohort: Cohort) -> Values:
+        personal = {name: cohort.values[name] for name in self.method.personal(self.network)}
+        return personal | {MEMORY + name: tensor for name, tensor in cohort.memory.items()}
+
+    def _stacks(self, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The clients in stacks that fit, largest first: clients of like size share a stack."""
+        counts = self.data.train.counts
+        ordered = sorted(clients, key=lambda client: (-int(counts[client]), client))
+        for start in range(0, len(ordered), self._stack_size):
+            yield tuple(ordered[start : start + self._stack_size])
+
+    def _fitting(self) -> int:
+        sample = self.data.decode(self.data.inputs[:1])
+        batch = self.method.batch_size or int(self.data.train.counts.max())
+        return self.engine.stack_size(self.network, 3 * batch * activation_bytes(self.network, sample))
+
+    def _report(self, round: int, diverged: list[int]) -> None:
+        self.diverged += diverged
+        for client in diverged:
+            log.warning(
+                "round %d: client %s diverged (its update is not finite); left out, it keeps its last state",
+                round, self.data.names[client],
+            )  # fmt: skip
+
+
+def _finite(values: Values, clients: int) -> list[bool]:
+    healthy: Tensor | None = None
+    for tensor in values.values():
+        row = tensor.flatten(1).isfinite().all(1)
+        healthy = row if healthy is None else healthy & row
+    return [True] * clients if healthy is None else healthy.tolist()

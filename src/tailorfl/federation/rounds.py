@@ -1,0 +1,128 @@
+"""The round loop: select, train, aggregate, evaluate. Where the clients live is the federation's affair."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tailorfl.data.federated import Split
+from tailorfl.exchange.messages import Answers, Message, Server
+from tailorfl.federation.evaluation import ClientScores
+from tailorfl.methods.method import Method
+from tailorfl.models.network import Network, Values
+
+
+class Federation(Protocol):
+    """Where clients live: in this process, or on other machines."""
+
+    diverged: list[int]
+
+    @property
+    def trainable(self) -> tuple[int, ...]: ...
+
+    def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]: ...
+
+    def evaluate(
+        self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]
+    ) -> dict[Split, ClientScores]: ...
+
+    def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores: ...
+
+
+@dataclass
+class Evaluation:
+    """The scores of one moment; ``new`` are clients that never train."""
+
+    personalized: ClientScores
+    validation: ClientScores | None
+    common: ClientScores | None  # of the global model, where there is one
+    new: ClientScores | None
+    seconds: float
+
+
+@dataclass
+class Round:
+    """What happened in a round."""
+
+    number: int
+    selected: list[int]
+    answered: list[int] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
+    loss: float | None = None
+    lr: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    evaluation: Evaluation | None = None
+
+
+@dataclass
+class RoundLoop:
+    """Runs rounds of a method over a federation; the server's state is changed in place."""
+
+    method: Method
+    network: Network
+    federation: Federation
+    server: Server
+    rounds: int
+    select: Callable[[int], list[int]]
+    evaluate_in: Callable[[int], bool]
+    new_clients: tuple[int, ...] = ()
+    validate: bool = False
+    clock: Callable[[], float] = time.perf_counter
+
+    def run(self, done: int = 0) -> Iterator[Round]:
+        """The rounds after the first ``done``, each as it ends."""
+        for number in range(done + 1, self.rounds + 1):
+            yield self.round(number)
+
+    def round(self, number: int) -> Round:
+        record = Round(number, self.select(number), lr=self.method.rate(number, self.rounds))
+        start = self._now()
+        message = self.method.broadcast(self.server)
+        record.bytes_down = message.bytes * len(record.selected)
+        self.method.aggregate(self.server, self._answers(record, message), self.network)
+        record.diverged = sorted(self.federation.diverged)
+        record.seconds = self._now() - start
+        if self.evaluate_in(number):
+            record.evaluation = self.evaluate(number)
+        return record
+
+    def evaluate(self, number: int) -> Evaluation:
+        """All clients that train, and those that never do, on their own data."""
+        start = self._now()
+        message = self.method.broadcast(self.server)
+        trained, everyone = self.federation.trainable, (*self.federation.trainable, *self.new_clients)
+        splits: tuple[Split, ...] = ("test", "validation") if self.validate else ("test",)
+        model = self.method.global_model(self.server, self.network)
+        common = None if model is None else self.federation.evaluate_global(model, everyone, "test")
+        if model is not None and common and self.method.one_model and not self.method.finetune_epochs:
+            scores = {s: self.federation.evaluate_global(model, everyone, s) for s in splits if s != "test"}
+            scores["test"] = common
+        else:
+            scores = self.federation.evaluate(number, everyone, message, splits)
+        return Evaluation(
+            personalized=scores["test"].of(set(trained)),
+            validation=scores["validation"].of(set(trained)) if self.validate else None,
+            common=common.of(set(trained)) if common else None,
+            new=scores["test"].of(set(self.new_clients)) if self.new_clients else None,
+            seconds=self._now() - start,
+        )
+
+    def _answers(self, record: Round, message: Message) -> Iterator[Answers]:
+        total, samples = 0.0, 0
+        for answers in self.federation.train(record.number, record.selected, message):
+            record.answered += answers.clients
+            record.bytes_up += answers.bytes
+            total += float((answers.loss.double().cpu() * answers.samples).sum())
+            samples += int(answers.samples.sum())
+            yield answers
+        record.answered.sort()
+        record.loss = total / samples if samples else None
+
+    def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return self.clock()

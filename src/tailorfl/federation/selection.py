@@ -1,0 +1,48 @@
+"""Who takes part in a round."""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from tailorfl.seeding import generator
+
+Selection = Literal["uniform", "binomial", "per-group"]
+
+
+def how_many(wanted: int | float, clients: int) -> int:
+    """A number of clients from a number or a fraction (rounded up, at least one)."""
+    if isinstance(wanted, float) and wanted <= 1:
+        return max(1, math.ceil(round(wanted * clients, 9)))
+    return min(int(wanted), clients)
+
+
+def select(
+    selection: Selection,
+    wanted: int | float,
+    clients: Sequence[int],
+    round: int,
+    seed: int,
+    groups: Sequence[Hashable] | None = None,
+) -> list[int]:
+    """The clients of a round, in ascending order; the same for every method with this seed.
+
+    ``uniform`` draws a fixed number without replacement; ``binomial`` lets each client take part on its own with
+    the same probability (so a round may be empty); ``per-group`` draws the same fraction of every group.
+    """
+    rng = generator(seed, "selection", round)
+    if selection == "binomial":
+        share = how_many(wanted, len(clients)) / len(clients)
+        return [client for client, draw in zip(clients, rng.random(len(clients)), strict=True) if draw < share]
+    if selection == "per-group" and groups is not None:
+        share = how_many(wanted, len(clients)) / len(clients)
+        members: dict[Hashable, list[int]] = {}
+        for client, group in zip(clients, groups, strict=True):
+            members.setdefault(group, []).append(client)
+        return sorted(client for group in members.values() for client in _draw(group, how_many(share, len(group)), rng))
+    return _draw(clients, how_many(wanted, len(clients)), rng)
+
+
+def _draw(clients: Sequence[int], number: int, rng: np.random.Generator) -> list[int]:
+    return sorted(int(client) for client in rng.choice(np.asarray(clients), size=number, replace=False))

@@ -1,0 +1,55 @@
+"""What each client keeps between rounds, addressed by client: personal weights and a method's memory."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tailorfl.models.network import Values
+
+
+class ClientStore:
+    """One set of named tensors a client, on the training device while it fits there, else in host memory.
+
+    A client that never took part has no entry and costs nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.entries: dict[int, Values] = {}
+
+    def names(self, clients: Sequence[int]) -> list[str]:
+        """What at least one of these clients keeps."""
+        return list(dict.fromkeys(name for client in clients for name in self.entries.get(client, {})))
+
+    def stack(self, clients: Sequence[int], name: str, default: Tensor, device: torch.device) -> Tensor:
+        """One kept tensor of several clients, stacked on a device; ``default`` for clients that have none."""
+        rows = [self.entries.get(client, {}).get(name, default) for client in clients]
+        return torch.stack([row.to(self.device) for row in rows]).to(device)
+
+    def keep(self, clients: Sequence[int], kept: Sequence[int], values: Mapping[str, Tensor]) -> None:
+        """Keep these rows of the stacked values; what the clients kept under other names stays."""
+        for name, tensor in values.items():
+            local = tensor.detach().to(self.device)
+            for row in kept:
+                # A copy: a view would hold the whole stack in memory.
+                self.entries.setdefault(clients[row], {})[name] = local[row].clone()
+
+    def flat(self) -> Values:
+        """All entries under names ``CLIENT/NAME``, for a checkpoint."""
+        return {f"{client}/{name}": t for client, entry in sorted(self.entries.items()) for name, t in entry.items()}
+
+    def restore(self, flat: Mapping[str, Tensor]) -> None:
+        """The inverse of ``flat``."""
+        self.entries = {}
+        for key, tensor in flat.items():
+            client, name = key.split("/", 1)
+            self.entries.setdefault(int(client), {})[name] = tensor.to(self.device)
+
+
+def store_device(device: torch.device, clients: int, bytes_per_client: int) -> torch.device:
+    """The device if all clients' state takes at most a third of its free memory, else the host."""
+    if device.type != "cuda":
+        return device
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if clients * bytes_per_client * 3 <= free else torch.device("cpu")

@@ -1,0 +1,25 @@
+"""Local training: every client for itself."""
+
+from typing import ClassVar
+
+from tailorfl.cohort import Cohort
+from tailorfl.exchange.messages import Message
+from tailorfl.methods.method import Method
+from tailorfl.models.network import Layer, Network, Values
+
+
+class Local(Method):
+    """Local training without a federation: nothing travels, every client keeps and trains its own model.
+
+    A client trains in the rounds in which it is selected, so that it does as much work as under other methods.
+    """
+
+    name: ClassVar[str] = "local"
+    paper: ClassVar[str] = "baseline"
+
+    def shared_layers(self, network: Network) -> tuple[Layer, ...]:
+        return ()
+
+    def train(self, clients: Cohort, received: Message) -> Values:
+        clients.fit()
+        return {}

@@ -1,0 +1,91 @@
+"""What a method is: which tensors travel, what a client does in a round, what the server makes of the answers."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from tailorfl.cohort import Batch, Cohort
+from tailorfl.cohort.local import LocalTraining
+from tailorfl.exchange.aggregation import Weighing, average
+from tailorfl.exchange.messages import Answers, Message, Server
+from tailorfl.exchange.server_optimizer import ServerOptimizer, server_step
+from tailorfl.models.network import Layer, Network, Values
+
+
+class Method(LocalTraining):
+    """A method's options, and its algorithm as functions of a cohort and of the server.
+
+    A method holds no state: a client's lives in its store (``Cohort.values``, ``Cohort.memory``), the server's in
+    ``Server``. Fields are the options that a user may set; a subclass adds its own, each with its range and with the
+    limit in which the method becomes another one.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    one_model: ClassVar[bool] = False  # True: without fine-tuning every client is served the same model
+
+    aggregation: Weighing = Field("samples", description="weights of the average: training samples, or uniform")
+    batch_norm: Literal["shared", "local", "local-statistics"] = Field(
+        "shared", description="norm layers: shared like others, kept by the client, or only their statistics kept"
+    )
+    finetune_epochs: int = Field(0, ge=0, description="local epochs before a client's model is evaluated; not kept")
+    server_optimizer: ServerOptimizer = Field("average", description="average, or the average as a gradient step")
+    server_lr: float = Field(1.0, gt=0, description="learning rate of the server's sgd or adam")
+    server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd; 0 and lr 1: average")
+
+    # What travels and what stays.
+
+    def shared_layers(self, network: Network) -> tuple[Layer, ...]:
+        """The layers that travel; all of them unless the method says otherwise."""
+        return network.layers
+
+    def shared(self, network: Network) -> tuple[str, ...]:
+        """The names of the tensors that travel."""
+        stay = {"shared": set(), "local": network.norm, "local-statistics": set(network.buffers)}[self.batch_norm]
+        return tuple(name for name in network.names_of(self.shared_layers(network)) if name not in stay)
+
+    def personal(self, network: Network) -> tuple[str, ...]:
+        """The names of the tensors that never leave a client."""
+        shared = set(self.shared(network))
+        return tuple(name for name in network.names if name not in shared)
+
+    # The server.
+
+    def start(self, network: Network) -> Server:
+        """The server before the first round."""
+        initial = network.initial()
+        return Server({name: initial[name] for name in self.shared(network)})
+
+    def broadcast(self, server: Server) -> Message:
+        """What the clients of a round receive."""
+        return Message(server.values)
+
+    def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
+        """Put the clients' answers together. ``answers`` is consumed as they arrive."""
+        averaged = average(answers, server.values, self.aggregation)
+        statistics = frozenset(network.buffers)
+        server_step(
+            server, averaged, self.server_optimizer, self.server_lr, self.server_momentum, plain=statistics
+        )
+
+    def global_model(self, server: Server, network: Network) -> Values | None:
+        """A whole model that serves anybody, or None where the method has none."""
+        return server.values if set(server.values) >= set(network.names) else None
+
+    # The client: one or many, the same code.
+
+    def train(self, clients: Cohort, received: Message) -> Values:
+        """A client's part of a round; what it sends."""
+        raise NotImplementedError(f"{type(self).__name__} must say what a client does in a round")
+
+    def personalize(self, clients: Cohort, received: Message) -> None:
+        """Make each client's model what the method serves it with; the default also fine-tunes if asked to."""
+        clients.load(received.tensors)
+        if self.finetune_epochs:
+            clients.fit(epochs=self.finetune_epochs, purpose="finetune")
+
+    def predict(self, clients: Cohort, batch: Batch) -> Tensor:
+        """The outputs by which clients are evaluated."""
+        return clients.predict(batch)

@@ -1,0 +1,113 @@
+"""A module seen as ordered layers, base to head, and as pure functions of named tensors."""
+
+import copy
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tailorfl.models.norm import valid_samples
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One trainable block in forward order: its parameters and its buffers (batch-norm statistics)."""
+
+    name: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.parameters + self.buffers
+
+
+@dataclass
+class Network:
+    """A template that never trains itself: weights always come from outside, for one client or for a stack.
+
+    Parameters that do not require a gradient (frozen word vectors) are constants: they belong to the template, and
+    neither train nor travel.
+    """
+
+    module: nn.Module
+    name: str = "network"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        self.module.to(self.device)
+        self.layers = tuple(_layers(self.module))
+        self.parameters = tuple(name for layer in self.layers for name in layer.parameters)
+        self.buffers = tuple(name for layer in self.layers for name in layer.buffers)
+        self.names = self.parameters + self.buffers
+        self.norm = frozenset(_norm_names(self.module)) & frozenset(self.names)
+        self._copies = threading.local()
+
+    def names_of(self, layers: Iterable[Layer]) -> tuple[str, ...]:
+        """The tensors of these layers, parameters first, in the network's order."""
+        wanted = {name for layer in layers for name in layer.names}
+        return tuple(name for name in self.names if name in wanted)
+
+    def initial(self) -> Values:
+        """The template's weights, copied: what every client and the server start from."""
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {name: tensors[name].detach().clone() for name in self.names}
+
+    def size(self, names: Iterable[str] | None = None) -> int:
+        """How many trainable numbers these tensors hold (all of them by default)."""
+        chosen = set(self.parameters if names is None else names) & set(self.parameters)
+        return sum(p.numel() for name, p in self.module.named_parameters() if name in chosen)
+
+    def forward(self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool) -> Tensor:
+        """The outputs of one client's weights on a batch; ``valid`` marks real samples among padded ones."""
+        with valid_samples(valid):
+            outputs: Tensor = functional_call(self._template(train), dict(values), (inputs,))
+        return outputs
+
+    def features(self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool) -> Tensor:
+        """What the head is given: the body's output on a batch."""
+        template = self._template(train)
+        seen: list[Tensor] = []
+        head = template.get_submodule(self.layers[-1].name)
+        hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        try:
+            with valid_samples(valid):
+                functional_call(template, dict(values), (inputs,))
+        finally:
+            hook.remove()
+        return seen[0]
+
+    def head(self, values: Mapping[str, Tensor], features: Tensor, train: bool) -> Tensor:
+        """The head alone, on features that were computed before."""
+        layer = self.layers[-1]
+        own = {name.removeprefix(f"{layer.name}."): values[name] for name in layer.names}
+        outputs: Tensor = functional_call(self._template(train).get_submodule(layer.name), own, (features,))
+        return outputs
+
+    def _template(self, train: bool) -> nn.Module:
+        # functional_call swaps tensors into the module while it runs, so every thread needs a module of its own.
+        key = "train" if train else "eval"
+        if not hasattr(self._copies, key):
+            setattr(self._copies, key, copy.deepcopy(self.module).train(train))
+        template: nn.Module = getattr(self._copies, key)
+        return template
+
+
+def _layers(module: nn.Module) -> Iterable[Layer]:
+    for name, child in module.named_children():
+        parameters = tuple(f"{name}.{n}" for n, p in child.named_parameters() if p.requires_grad)
+        buffers = tuple(f"{name}.{n}" for n, b in child.named_buffers() if b.is_floating_point())
+        if parameters:
+            yield Layer(name, parameters, buffers)
+
+
+def _norm_names(module: nn.Module) -> Iterable[str]:
+    for prefix, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
+            yield from (f"{prefix}.{n}" for n, _ in child.named_parameters())
+            yield from (f"{prefix}.{n}" for n, _ in child.named_buffers())

@@ -1,0 +1,1 @@
+"""Experiments: their configuration, runs on disk, comparisons."""

@@ -1,0 +1,144 @@
+"""From a configuration to a federation that is ready to run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailorfl.cohort import Engine
+from tailorfl.data import Augmentation, FederatedData, PartitionOptions, Source, SourceOptions, federate, load_source
+from tailorfl.errors import UserError
+from tailorfl.exchange.messages import Server
+from tailorfl.federation.in_process import InProcess
+from tailorfl.federation.rounds import RoundLoop
+from tailorfl.federation.selection import select
+from tailorfl.models import Network, build_module, networks
+from tailorfl.seeding import derive
+from tailorfl.study.config import Config, Experiment
+
+SMALLEST_FOR_CNN = 16  # pixels: below, an image is a vector
+
+
+@dataclass
+class Built:
+    """A run that is ready: what it is made of, and the loop that runs it."""
+
+    config: Config
+    data: FederatedData
+    network: Network
+    federation: InProcess
+    server: Server
+    loop: RoundLoop
+
+
+def build(config: Config, data_dir: Path | None = None) -> Built:
+    """Load the data, divide it, make the network and the federation. Writes nothing."""
+    experiment = config.experiment
+    device = choose_device(experiment.device)
+    data = load_data(experiment, data_dir).to(device)
+    network = build_network(experiment, data, device)
+    augmentation = Augmentation.parse(experiment.augment)
+    if augmentation and data.kind != "image":
+        raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")
+    engine = Engine(device, experiment.engine, experiment.stack_size, experiment.workers)
+    federation = InProcess(
+        config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None
+    )
+    server = config.method.start(network)
+    loop = RoundLoop(
+        method=config.method,
+        network=network,
+        federation=federation,
+        server=server,
+        rounds=experiment.rounds,
+        select=Selector(experiment, federation.trainable),
+        evaluate_in=lambda number: evaluates(experiment, number),
+        new_clients=data.new_clients,
+        validate=experiment.validation_fraction > 0,
+    )
+    return Built(config, data, network, federation, server, loop)
+
+
+def load_data(experiment: Experiment, data_dir: Path | None) -> FederatedData:
+    """The federated data of an experiment, in its precision."""
+    source = load_source(experiment.data, data_dir, part(SourceOptions, experiment))
+    return cast(federate(source, part(PartitionOptions, experiment), experiment.seed), experiment.precision)
+
+
+def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
+    return load_source(experiment.data, data_dir, part(SourceOptions, experiment))
+
+
+def part(kind: Any, experiment: Experiment) -> Any:
+    """The fields of an experiment that one of its parts has."""
+    return kind(**{name: getattr(experiment, name) for name in kind.model_fields})
+
+
+def cast(data: FederatedData, precision: str) -> FederatedData:
+    """The data as it is in single precision; in double precision all that is not a class, a pixel or a word."""
+    if precision == "float32":
+        return data
+    numbers = ("inputs", "targets", "mean", "std")
+    tensors = {name: getattr(data, name) for name in numbers}
+    return replace(data, **{n: t.double() for n, t in tensors.items() if t is not None and t.is_floating_point()})
+
+
+def build_network(experiment: Experiment, data: FederatedData, device: torch.device) -> Network:
+    """The network with its initial weights: the same for every method with this seed."""
+    name = default_network(data) if experiment.network == "auto" else experiment.network
+    options = dict(experiment.network_options)
+    if name in networks and data.kind == "text" and "vocabulary" in networks[name].options:
+        options = {"vocabulary": len(data.vocabulary), "vectors": data.vectors, **options}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(experiment.seed, "network"))
+        module = build_module(name, data.input_shape, data.num_classes or 1, **options)
+    if experiment.precision == "float64":
+        module = module.double()
+    return Network(module, name, device)
+
+
+def default_network(data: FederatedData) -> str:
+    """By the kind of input: text, images of at least 16 pixels, all else."""
+    if data.kind == "text":
+        return "text"
+    if data.kind == "image" and min(data.input_shape[1:]) >= SMALLEST_FOR_CNN:
+        return "cnn"
+    return "mlp"
+
+
+def choose_device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={wanted}: this machine has {torch.cuda.device_count()} CUDA devices; allowed: cpu")
+    return device
+
+
+def evaluates(experiment: Experiment, number: int) -> bool:
+    every = experiment.evaluate_every
+    return number == experiment.rounds or (every > 0 and number % every == 0)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Who takes part in a round of this experiment."""
+
+    experiment: Experiment
+    clients: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        wanted = self.experiment.clients_per_round
+        if not self.clients:
+            raise UserError("no client is left to train on; allowed: fewer new_clients")
+        if isinstance(wanted, int) and wanted > len(self.clients):
+            raise UserError(f"clients_per_round={wanted}: allowed are 1 to {len(self.clients)}, the clients that train")
+
+    def __call__(self, number: int) -> list[int]:
+        rounds = self.experiment.rounds
+        if number in {n if n > 0 else rounds + 1 + n for n in self.experiment.everyone_in}:
+            return list(self.clients)
+        wanted = self.experiment.clients_per_round
+        wanted = min(10, len(self.clients)) if wanted is None else wanted
+        return select(self.experiment.selection, wanted, self.clients, number, self.experiment.seed)

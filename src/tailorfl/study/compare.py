@@ -1,0 +1,85 @@
+"""Several methods on the same federation: the same data, partition, initial weights and sequence of clients."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailorfl.data.atomic import whole_file
+from tailorfl.data.extras import import_extra
+from tailorfl.errors import UserError
+from tailorfl.methods import find_method
+from tailorfl.study.config import Config, Experiment, configure
+from tailorfl.study.run import ROUNDS
+
+TABLE, PLOT = "comparison.csv", "comparison.png"
+
+
+def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Config]:
+    """A configuration for each method; a key that only some of the methods have reaches those."""
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UserError(f"method {', '.join(sorted(twice))} is named twice; allowed: each method once")
+    kinds = {name: find_method(name) for name in names}
+    known = set(Experiment.model_fields).union(*(kind.model_fields for kind in kinds.values()))
+    configs = []
+    for name, kind in kinds.items():
+        skipped = known - set(Experiment.model_fields) - set(kind.model_fields)
+        configs.append(configure(name, {key: value for key, value in settings.items() if key not in skipped}))
+    return configs
+
+
+def run_all(configs: Sequence[Config], folder: Path, run: Callable[[Config, Path], Any]) -> list[dict[str, Any]] | None:
+    """Run each method in a folder of its own; None if one was stopped."""
+    summaries = []
+    for config in configs:
+        summary = run(config, folder / config.method_name.replace(":", "."))
+        if summary is None:
+            return None
+        summaries.append(summary)
+    return summaries
+
+
+def write_table(summaries: Sequence[dict[str, Any]], folder: Path) -> Path:
+    """The summaries as one CSV file, a row a method."""
+    path = folder / TABLE
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(summaries[0]))
+        writer.writeheader()
+        writer.writerows(summaries)
+    return path
+
+
+def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
+    """Accuracy (or loss) over rounds, a line a method, and the accuracy a client is served with, sorted."""
+    figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
+    canvas = import_extra("matplotlib.backends.backend_agg", "plot", "drawing a picture").FigureCanvasAgg
+    lines = {name: evaluated_rounds(folder) for name, folder in folders.items()}
+    regression = all(line[-1]["personalized_accuracy"] is None for line in lines.values())
+    key, label = ("personalized_loss", "loss") if regression else ("personalized_accuracy", "personalized accuracy")
+    figure = figures.Figure(figsize=(10, 4), dpi=150, layout="constrained")
+    canvas(figure)
+    rounds, clients = figure.subplots(1, 2)
+    for name, found in lines.items():
+        rounds.plot([line["round"] for line in found], [line[key] for line in found], marker="o", ms=3, label=name)
+        served = _served(folders[name], "loss" if regression else "accuracy")
+        clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, label=name)
+    rounds.set(xlabel="round", ylabel=label, title="over rounds")
+    clients.set(xlabel="share of clients, %", ylabel=label, title="each client, sorted")
+    for axes in (rounds, clients):
+        axes.grid(alpha=0.3)
+    rounds.legend(frameon=False)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def evaluated_rounds(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's rounds that hold an evaluation."""
+    lines = [json.loads(line) for line in (folder / ROUNDS).read_text().splitlines()]
+    return [line for line in lines if "personalized_loss" in line]
+
+
+def _served(folder: Path, column: str) -> list[float]:
+    with (folder / "clients.csv").open() as file:
+        return sorted(float(row[column]) for row in csv.DictReader(file) if row[column] and row["new"] == "0")

@@ -1,0 +1,154 @@
+"""The configuration of an experiment: flat keys, checked once, complete and replayable."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from tailorfl.cohort.engine import Mode
+from tailorfl.data import PartitionOptions, SourceOptions
+from tailorfl.errors import UserError
+from tailorfl.federation.selection import Selection
+from tailorfl.methods import Method, find_method
+
+
+class Experiment(PartitionOptions, SourceOptions):
+    """Everything but the method: data, federation, network, evaluation, machine."""
+
+    data: str = Field("digits", description="a source (tailor data list), or csv:, parquet:, folder:, file:, hf:")
+    augment: str = Field("none", description="augmentation of training images: flip, crop4, rotate")
+    network: str = Field("auto", description="a network's name, or package.module:Class")
+    network_options: dict[str, Any] = Field({}, description="options of the network, for example {hidden: [100]}")
+    rounds: int = Field(30, ge=1, description="communication rounds")
+    clients_per_round: int | float | None = Field(None, gt=0, description="a number, a fraction up to 1.0; default 10")
+    selection: Selection = Field("uniform", description="uniform, binomial, or per-group")
+    everyone_in: tuple[int, ...] = Field((), description="rounds in which everyone takes part; -1 is the last")
+    evaluate_every: int = Field(10, ge=0, description="rounds between evaluations; 0: only after the last")
+    target_accuracy: float | None = Field(None, gt=0, le=1, description="stop at this validation accuracy")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    seed: int = Field(0, ge=0, description="of all randomness")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
+    engine: Mode = Field("auto", description="auto, stacked, one-by-one")
+    stack_size: int | None = Field(None, ge=1, description="clients in one stack; default: as many as fit")
+    workers: int | None = Field(None, ge=1, description="clients trained side by side on a CPU; default: its cores")
+    precision: Literal["float32", "float64"] = Field("float32", description="of all computation")
+
+    @field_validator("clients_per_round")
+    @classmethod
+    def _number_or_fraction(cls, value: int | float | None) -> int | float | None:
+        if isinstance(value, float) and value > 1:
+            if not value.is_integer():
+                raise ValueError("allowed: a whole number, or a fraction up to 1.0")
+            return int(value)
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        kind, _, number = value.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (number and not number.isdigit()):
+            raise ValueError("allowed: auto, cpu, cuda, cuda:N")
+        return value
+
+
+@dataclass(frozen=True)
+class Config:
+    """An experiment and the method that runs in it."""
+
+    method_name: str
+    experiment: Experiment
+    method: Method
+
+    def flat(self) -> dict[str, Any]:
+        """All keys with their values, as written to ``config.yaml``."""
+        return {
+            "method": self.method_name,
+            **self.experiment.model_dump(mode="json"),
+            **self.method.model_dump(mode="json"),
+        }
+
+    def changes(self, other: "Config") -> list[str]:
+        """The keys in which another configuration differs, as ``key: was -> is``."""
+        mine, theirs = self.flat(), other.flat()
+        keys = dict.fromkeys([*mine, *theirs])
+        return [f"{key}: {mine.get(key)} -> {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)]
+
+
+def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
+    """A checked configuration; every problem in one line."""
+    kind = find_method(method_name)
+    own = {key: value for key, value in settings.items() if key in kind.model_fields}
+    rest = {key: value for key, value in settings.items() if key not in kind.model_fields and key != "method"}
+    allowed = [*Experiment.model_fields, *kind.model_fields]
+    problems = [_unknown(key, method_name, allowed) for key in rest if key not in Experiment.model_fields]
+    known = {key: value for key, value in rest.items() if key in Experiment.model_fields}
+    experiment, method = _checked(Experiment, known, problems), _checked(kind, own, problems)
+    if problems or experiment is None or method is None:
+        raise UserError("; ".join(problems))
+    _check_together(experiment)
+    return Config(method_name, experiment, method)
+
+
+def read_settings(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
+    """Settings of a YAML file, and ``key=value`` pairs over them."""
+    settings = _read_yaml(file) if file else {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"{pair!r} is not a setting; allowed: key=value")
+        try:
+            settings[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"{key}={text}: not a value ({str(error).splitlines()[0]})") from error
+    return settings
+
+
+def read_config(file: Path) -> Config:
+    """The configuration that a run's folder holds."""
+    settings = _read_yaml(file)
+    if "method" not in settings:
+        raise UserError(f"{file} names no method; allowed: a line 'method: NAME'")
+    return configure(str(settings["method"]), settings)
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise UserError(f"configuration {file} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"configuration {file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"configuration {file} holds no settings; allowed: lines of 'key: value'")
+    return found
+
+
+def _checked(kind: type, settings: Mapping[str, Any], problems: list[str]) -> Any:
+    try:
+        return kind(**settings)
+    except ValidationError as error:
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"][:1])
+            text = problem["msg"].removeprefix("Value error, ")
+            line = f"{key}={settings.get(key)}: {text[0].lower()}{text[1:]}"
+            if not any(known.startswith(f"{key}=") for known in problems):
+                problems.append(line)
+        return None
+
+
+def _unknown(key: str, method: str, allowed: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, allowed, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"see 'tailor methods {method}' for all keys"
+    return f"unknown key {key!r} for {method}; {hint}"
+
+
+def _check_together(experiment: Experiment) -> None:
+    if experiment.target_accuracy is not None and experiment.validation_fraction == 0:
+        raise UserError("target_accuracy is read off validation data; set validation_fraction above 0")
+    wrong = [number for number in experiment.everyone_in if not 1 <= abs(number) <= experiment.rounds]
+    if wrong:
+        raise UserError(f"everyone_in={wrong}: allowed are rounds 1 to {experiment.rounds}, or -1 for the last")

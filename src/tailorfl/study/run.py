@@ -1,0 +1,261 @@
+"""A run on disk: a folder with its configuration, its rounds, its clients, its checkpoints and its summary."""
+
+import csv
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tailorfl.data import FederatedData, save_partition
+from tailorfl.data.atomic import whole_file
+from tailorfl.errors import UserError
+from tailorfl.federation.checkpoint import Checkpoint, checkpoints, newest_checkpoint, save_checkpoint
+from tailorfl.federation.evaluation import ClientScores
+from tailorfl.federation.rounds import Evaluation, Round
+from tailorfl.study.build import Built, build
+from tailorfl.study.config import Config, read_config
+
+log = logging.getLogger(__name__)
+
+CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.yaml", "rounds.jsonl", "clients.csv", "summary.json"
+PARTITION, CHECKPOINTS = "partition.safetensors", "checkpoints"
+MAY_CHANGE = {"device", "workers", "stack_size", "engine"}  # where a run goes on, not what it computes
+
+
+@dataclass
+class Totals:
+    """What adds up over the rounds, through restarts."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds_training: float = 0.0
+    seconds_evaluation: float = 0.0
+    diverged_updates: int = 0
+    log_bytes: int = 0  # how far the rounds file reached
+    ended: bool = False  # the last round is done; only the summary may be missing
+
+    def add(self, record: Round) -> None:
+        self.bytes_up += record.bytes_up
+        self.bytes_down += record.bytes_down
+        self.seconds_training += record.seconds
+        self.diverged_updates += len(record.diverged)
+        self.seconds_evaluation += record.evaluation.seconds if record.evaluation else 0.0
+
+
+@dataclass
+class Run:
+    """One experiment in its folder. ``watch`` is told of every round; ``stop`` is asked after every round."""
+
+    config: Config
+    folder: Path
+    data_dir: Path | None = None
+    watch: Callable[[Round], None] = lambda record: None
+    stop: Callable[[], bool] = lambda: False
+    totals: Totals = field(default_factory=Totals)
+
+    def execute(self, resume: bool = False, force: bool = False) -> dict[str, Any] | None:
+        """Run to the end and return the summary; None if it was stopped before."""
+        if resume and (finished := self._finished()):
+            return finished
+        self._check_folder(resume, force)
+        built = build(self.config, self.data_dir)
+        done = self._continue(built) if resume else self._begin(built, force)
+        last = self._last(built, done) if self.totals.ended else self._rounds(built, done)
+        return None if last is None else self._finish(built, last)
+
+    def _last(self, built: Built, done: int) -> Round:
+        """The last round again, for a run that was killed between its last checkpoint and its summary."""
+        return Round(done, [], evaluation=built.loop.evaluate(done))
+
+    def _rounds(self, built: Built, done: int) -> Round | None:
+        experiment = self.config.experiment
+        for record in built.loop.run(done):
+            self.totals.add(record)
+            reached = _reached(record, experiment.target_accuracy)
+            self.totals.ended = reached or record.number == experiment.rounds
+            self._append(record, built.data)
+            self.watch(record)
+            stopped = not self.totals.ended and self.stop()
+            if self.totals.ended or stopped or record.number % experiment.checkpoint_every == 0:
+                self._save(built, record.number)
+            if self.totals.ended:
+                return record
+            if stopped:
+                return None
+        raise AssertionError("the last round ends the loop")
+
+    def _check_folder(self, resume: bool, force: bool) -> None:
+        """Refuse what would lose or mix something, before anything is computed."""
+        if resume:
+            self._check_resumable()
+        elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            if not force:
+                raise UserError(f"{self.folder} exists; allowed: another --out, --resume to go on, --force to replace")
+            if not (self.folder / CONFIG).is_file():
+                raise UserError(f"{self.folder} is not a run's folder; --force replaces only a run")
+        _check_writable(self.folder)
+
+    def _check_resumable(self) -> None:
+        if not (self.folder / CONFIG).is_file():
+            raise UserError(f"{self.folder} holds no run to resume ({CONFIG} is missing)")
+        changes = [c for c in read_config(self.folder / CONFIG).changes(self.config) if c.split(":")[0] not in MAY_CHANGE]
+        if changes:
+            raise UserError(f"{self.folder} cannot be resumed, its configuration changed: {'; '.join(changes)}")
+
+    def _finished(self) -> dict[str, Any] | None:
+        path = self.folder / SUMMARY
+        if not path.is_file():
+            return None
+        self._check_resumable()
+        summary: dict[str, Any] = json.loads(path.read_text())
+        return summary
+
+    def _begin(self, built: Built, force: bool) -> int:
+        if force and self.folder.is_dir():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_partition(built.data, self.folder / PARTITION)
+        # The configuration comes last: a folder that has one is a run that can be resumed.
+        with whole_file(self.folder / CONFIG) as temporary:
+            temporary.write_text(yaml.safe_dump(self.config.flat(), sort_keys=False))
+        return 0
+
+    def _continue(self, built: Built) -> int:
+        checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, built.network.device)
+        path = self.folder / ROUNDS
+        if checkpoint is None:
+            path.unlink(missing_ok=True)
+            return 0
+        built.server.values, built.server.state = checkpoint.server.values, checkpoint.server.state
+        built.server.numbers = checkpoint.server.numbers
+        built.federation.store.restore(checkpoint.clients)
+        self.totals = Totals(**checkpoint.totals)
+        os.truncate(path, self.totals.log_bytes)  # rounds after the checkpoint are run again
+        return checkpoint.round
+
+    def _append(self, record: Round, data: FederatedData) -> None:
+        with (self.folder / ROUNDS).open("a") as file:
+            file.write(json.dumps(round_line(record, data)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            self.totals.log_bytes = file.tell()
+
+    def _save(self, built: Built, number: int) -> None:
+        state = Checkpoint(number, built.server, built.federation.store.flat(), vars(self.totals).copy())
+        save_checkpoint(self.folder / CHECKPOINTS, state)
+
+    def _finish(self, built: Built, last: Round) -> dict[str, Any]:
+        assert last.evaluation is not None
+        write_clients(self.folder / CLIENTS, built.data, last.evaluation)
+        summary = summarize(built, self.config, self.totals, last)
+        with whole_file(self.folder / SUMMARY) as temporary:
+            temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
+    """A round as a line of ``rounds.jsonl``."""
+    line: dict[str, Any] = {
+        "round": record.number,
+        "selected": len(record.selected),
+        "answered": len(record.answered),
+        "diverged": [data.names[client] for client in record.diverged],
+        "loss": record.loss,
+        "lr": record.lr,
+        "bytes_up": record.bytes_up,
+        "bytes_down": record.bytes_down,
+        "seconds": round(record.seconds, 6),
+    }
+    if record.evaluation:
+        line |= accuracies(record.evaluation, data.regression)
+        line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
+    return line
+
+
+def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | None]:
+    """The accuracies of one evaluation; a regression has losses only."""
+
+    def accuracy(scores: ClientScores | None) -> float | None:
+        return None if scores is None or regression else scores.accuracy
+
+    personalized = evaluation.personalized
+    return {
+        "personalized_accuracy": accuracy(personalized),
+        "personalized_accuracy_std": None if regression else personalized.spread,
+        "worst_decile_accuracy": None if regression else personalized.worst_decile,
+        "personalized_loss": personalized.mean_loss,
+        "global_accuracy": accuracy(evaluation.common),
+        "global_loss": evaluation.common.mean_loss if evaluation.common else None,
+        "validation_accuracy": accuracy(evaluation.validation),
+        "new_client_accuracy": accuracy(evaluation.new),
+        "new_client_loss": evaluation.new.mean_loss if evaluation.new else None,
+    }
+
+
+def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict[str, Any]:
+    """The summary of a finished run."""
+    assert last.evaluation is not None
+    network, method = built.network, config.method
+    return {
+        "method": config.method_name,
+        "data": config.experiment.data,
+        "network": network.name,
+        "seed": config.experiment.seed,
+        "rounds": last.number,
+        "clients": built.data.clients,
+        **accuracies(last.evaluation, built.data.regression),
+        "bytes_up": totals.bytes_up,
+        "bytes_down": totals.bytes_down,
+        "parameters": network.size(),
+        "shared_parameters": network.size(method.shared(network)),
+        "diverged_updates": totals.diverged_updates,
+        "seconds_training": round(totals.seconds_training, 3),
+        "seconds_evaluation": round(totals.seconds_evaluation, 3),
+        "device": str(network.device),
+    }
+
+
+def write_clients(path: Path, data: FederatedData, evaluation: Evaluation) -> None:
+    """A row a client: its sizes, and how well it is served."""
+    common = {} if evaluation.common is None else dict(_rows(evaluation.common))
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", "new", "train", "validation", "test", "accuracy", "loss", "global_accuracy"])
+        for new, scores in ((0, evaluation.personalized), (1, evaluation.new)):
+            for client, (accuracy, loss) in _rows(scores) if scores else ():
+                sizes = [len(data.rows(split).of(client)) for split in ("train", "validation", "test")]
+                shared = "" if client not in common or data.regression else common[client][0]
+                writer.writerow([data.names[client], new, *sizes, "" if data.regression else accuracy, loss, shared])
+
+
+def _rows(scores: ClientScores) -> list[tuple[int, tuple[float | str, float | str]]]:
+    rows = []
+    for client, samples, correct, loss in zip(scores.clients, scores.samples, scores.correct, scores.loss, strict=True):
+        rows.append((client, (correct / samples, loss / samples) if samples else ("", "")))
+    return rows
+
+
+def _reached(record: Round, target: float | None) -> bool:
+    found = record.evaluation and record.evaluation.validation and record.evaluation.validation.accuracy
+    return target is not None and found is not None and found >= target
+
+
+def _check_writable(folder: Path) -> None:
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written: {existing} is {_why(existing)}; allowed: another --out")
+
+
+def _why(path: Path) -> str:
+    return "read-only for this user" if path.is_dir() else "not a folder"
+
+
+def resumable(folder: Path) -> bool:
+    """Whether a stopped run can go on there."""
+    return (folder / CONFIG).is_file() and bool(checkpoints(folder / CHECKPOINTS))
