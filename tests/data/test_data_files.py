@@ -175,9 +175,9 @@ TWEETS = [["ann", "1", "Good good day, @bob http://x.y"], ["bob", "0", "bad day"
 
 def test_tweets_become_word_ids_with_users_as_clients(tmp_path: Path) -> None:
     write_sent140(tmp_path / "sent140/some.csv.gz", TWEETS, ["user", "label", "text"])
-    source = load_source("sent140", tmp_path, SourceOptions(max_length=4))
+    source = load_source("sent140", tmp_path, SourceOptions(max_length=6))
     assert source.vocabulary == ("<padding>", "<unknown>", "day", "good", ",", "<url>", "<user>", "bad")
-    assert source.inputs.tolist() == [[3, 3, 2, 4], [7, 2, 0, 0], [0, 0, 0, 0]]
+    assert source.inputs.tolist() == [[3, 3, 2, 4, 6, 5], [7, 2, 0, 0, 0, 0], [0] * 6]
     assert source.targets.tolist() == [1, 0, 0]
     assert source.owners == ("ann", "bob")
 
@@ -200,7 +200,7 @@ def test_the_original_file_of_tweets_is_read(tmp_path: Path) -> None:
 def test_word_vectors_are_read_and_missing_ones_made_up(tmp_path: Path) -> None:
     write_sent140(tmp_path / "sent140/some.csv.gz", TWEETS, ["user", "label", "text"])
     glove = tmp_path / "glove.txt"
-    glove.write_text("day 1 2 3\nother 4 5 6\ngood -1 0 1.5\n")
+    glove.write_text("day 1 2 3\nother 4 5 6\nbad of all 7 8 9\ngood -1 0 1.5\n")
     first, again = (load_source("sent140", tmp_path, SourceOptions(glove=glove)).vectors for _ in range(2))
     assert first is not None
     assert again is not None

@@ -106,6 +106,8 @@ class Engine:
         def work(client: int) -> Tensor:
             alone = training.one(client)
             alone.run()
+            for name, tensor in alone.values.items():
+                training.values[name][client] = tensor[0]
             return alone.loss
 
         def seeded(client: int) -> Tensor:

@@ -106,7 +106,7 @@ def _key(training: Training) -> Hashable:
 
 def _static_copy(training: Training) -> Training:
     """Tensors of its own, with room, that stay where they are for as long as the graphs live."""
-    steps, clients, size = training.schedule.positions.shape
+    steps, clients, _ = training.schedule.positions.shape
     clients, longest = roomy(clients), roomy(training.samples.rows.shape[1])
     samples, device = training.samples, training.samples.rows.device
 

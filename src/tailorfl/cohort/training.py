@@ -107,7 +107,7 @@ class Training:
         self.loss[:width] += losses if active is None else losses * active
 
     def one(self, client: int) -> "Training":
-        """The same training of one client alone; its values are views, so the stack is trained with it."""
+        """The same training of one client alone, on values of its own."""
         only = slice(client, client + 1)
         steps = int(self.schedule.steps[client])
         schedule = Schedule(
@@ -118,7 +118,8 @@ class Training:
         )
         return replace(
             self,
-            values={name: tensor[only] for name, tensor in self.values.items()},
+            # Copies: autograd watches for changes of a tensor, and other threads change the rest of the stack.
+            values={name: tensor[only].clone() for name, tensor in self.values.items()},
             samples=self.samples.of(only),
             schedule=schedule,
             own={name: tensor[only] for name, tensor in self.own.items()},

@@ -38,9 +38,13 @@ class Ragged:
 
     @staticmethod
     def from_lists(lists: Sequence[np.ndarray]) -> "Ragged":
-        lengths = torch.tensor([len(rows) for rows in lists])
         index = np.concatenate(lists) if lists else np.empty(0)
-        return Ragged(torch.from_numpy(index.astype(np.int64)), _offsets(lengths))
+        return Ragged.from_lengths(index, np.array([len(rows) for rows in lists]))
+
+    @staticmethod
+    def from_lengths(index: np.ndarray, lengths: np.ndarray) -> "Ragged":
+        """From all lists end to end and their lengths."""
+        return Ragged(torch.from_numpy(index.astype(np.int64)), _offsets(torch.from_numpy(lengths.astype(np.int64))))
 
     @staticmethod
     def from_clients(index: Tensor, client: Tensor, clients: int) -> "Ragged":

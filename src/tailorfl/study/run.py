@@ -104,7 +104,8 @@ class Run:
     def _check_resumable(self) -> None:
         if not (self.folder / CONFIG).is_file():
             raise UserError(f"{self.folder} holds no run to resume ({CONFIG} is missing)")
-        changes = [c for c in read_config(self.folder / CONFIG).changes(self.config) if c.split(":")[0] not in MAY_CHANGE]
+        changes = read_config(self.folder / CONFIG).changes(self.config)
+        changes = [change for change in changes if change.split(":")[0] not in MAY_CHANGE]
         if changes:
             raise UserError(f"{self.folder} cannot be resumed, its configuration changed: {'; '.join(changes)}")
 

@@ -2,11 +2,11 @@
 
 import csv
 import gzip
-import io
 import re
 import zlib
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tailorfl.data.ragged import Ragged
 from tailorfl.data.reason import reason
 from tailorfl.data.source import PADDING, UNKNOWN, Source, SourceOptions
 from tailorfl.data.sources import files
@@ -24,9 +25,7 @@ ORIGINAL = "training.1600000.processed.noemoticon.csv"
 SENT140_EXPECTED = (f"sent140/{ORIGINAL} or sent140/*.csv.gz (user,label,text)",)
 SENTIMENTS = ("negative", "positive")
 LABELS = {"0": 0, "1": 1, "4": 1}  # the original has 0 and 4
-# The words for addresses and users are those of the GloVe vectors made from tweets.
-ADDRESS, MENTION = re.compile(r"https?://\S+|www\.\S+"), re.compile(r"@\w+")
-WORD = re.compile(r"<url>|<user>|\w+(?:'\w+)?|[^\w\s]")
+TOKEN = re.compile(r"https?://\S+|www\.\S+|@\w+|\w+(?:'\w+)?|[^\w\s]")
 MISSING_VECTOR_SCALE = 0.1
 
 
@@ -37,46 +36,73 @@ class EncodedText:
     vectors: Tensor | None
 
 
-def words(text: str) -> list[str]:
-    """Lower-case words and single marks."""
-    return WORD.findall(MENTION.sub("<user>", ADDRESS.sub("<url>", text.lower())))
-
-
 def encode(texts: Sequence[str], train_size: int, options: SourceOptions) -> EncodedText:
-    """Word ids with the most frequent words of the training rows as vocabulary."""
-    if options.max_length < 1 or options.vocabulary_size < 3:
+    """Ids of each text's first words, with the most frequent words of the training rows as vocabulary."""
+    length = options.max_length
+    if length < 1 or options.vocabulary_size < 3:
         raise UserError(
-            f"max_length={options.max_length} and vocabulary_size={options.vocabulary_size}: "
+            f"max_length={length} and vocabulary_size={options.vocabulary_size}, "
             "allowed: at least 1 word a row and 3 words in the vocabulary (padding and unknown are two of them)"
         )
-    rows = [words(text) for text in texts]
-    vocabulary = build_vocabulary(rows[:train_size], options.vocabulary_size)
-    number = {word: i for i, word in enumerate(vocabulary)}
-    ids = np.full((len(rows), options.max_length), PADDING, np.int64)
-    for i, row in enumerate(rows):
-        row = row[: options.max_length]
-        ids[i, : len(row)] = [number.get(word, UNKNOWN) for word in row]
+    rows, names = _tokens(texts, length)
+    in_training = torch.bincount(rows.index[: rows.offsets[train_size]], minlength=len(names))
+    vocabulary = build_vocabulary(dict(zip(names, in_training.tolist(), strict=True)), options.vocabulary_size)
     vectors = read_glove(options.glove, vocabulary, options.seed) if options.glove else None
-    return EncodedText(torch.from_numpy(ids), vocabulary, vectors)
+    return EncodedText(_word_ids(rows, names, vocabulary, length), vocabulary, vectors)
 
 
-def build_vocabulary(rows: Iterable[list[str]], size: int) -> tuple[str, ...]:
+def _tokens(texts: Sequence[str], length: int) -> tuple[Ragged, list[str]]:
+    """The first tokens of each text as numbers, and the token of each number.
+
+    Numbers at once, not lists of strings: of a million texts those would fill the memory.
+    """
+    number: dict[str, int] = {}
+    index, lengths = array("q"), array("q")
+    for text in texts:
+        row = [number.setdefault(token, len(number)) for token in TOKEN.findall(text.lower())[:length]]
+        index.extend(row)
+        lengths.append(len(row))
+    return Ragged.from_lengths(np.array(index), np.array(lengths)), list(number)
+
+
+def build_vocabulary(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
     """Padding, unknown, then words by falling frequency; equally frequent ones by the alphabet."""
-    counts = Counter(word for row in rows for word in row)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    words: Counter[str] = Counter()
+    for token, count in counts.items():
+        words[word_of(token)] += count
+    ranked = sorted((word for word in words if words[word]), key=lambda word: (-words[word], word))
     return ("<padding>", "<unknown>", *ranked[: size - 2])
+
+
+def word_of(token: str) -> str:
+    """All users are one word and all addresses another: those of the GloVe vectors made from tweets."""
+    if token.startswith(("http://", "https://", "www.")):
+        return "<url>"
+    return "<user>" if len(token) > 1 and token[0] == "@" else token
+
+
+def _word_ids(rows: Ragged, tokens: list[str], vocabulary: Sequence[str], length: int) -> Tensor:
+    """int64 [rows, length]: the words of every row, then padding."""
+    number = {word: i for i, word in enumerate(vocabulary)}
+    word = torch.tensor([number.get(word_of(token), UNKNOWN) for token in tokens], dtype=torch.int64)
+    ids = torch.full((len(rows), length), PADDING)
+    ids[torch.arange(length) < rows.counts[:, None]] = word[rows.index]
+    return ids
 
 
 def read_glove(path: Path, vocabulary: Sequence[str], seed: int) -> Tensor:
     """A vector a word from a GloVe text file; words missing there get small random numbers, padding zeros."""
     wanted = {word: i for i, word in enumerate(vocabulary)}
     found: dict[int, np.ndarray] = {}
+    length = 0
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                word, _, numbers = line.rstrip().partition(" ")
-                if word in wanted:
-                    found[wanted[word]] = np.array(numbers.split(" "), np.float32)
+                word, *numbers = line.rstrip().split(" ")
+                length = length or len(numbers)
+                # More numbers than in the first line: the word has spaces in it, as some of the largest file have.
+                if word in wanted and len(numbers) <= length:
+                    found[wanted[word]] = np.array(numbers, np.float32)
     except (OSError, ValueError) as error:
         raise UserError(
             f"glove={path} cannot be read: {reason(error)}; allowed: lines of a word and its numbers"
@@ -126,17 +152,22 @@ def _tweets(name: str, folder: Path | None) -> list[tuple[str, int, str]]:
 
 
 def _with_header(path: Path) -> list[tuple[str, int, str]]:
-    header, *rows = _rows(path, "utf-8") or [[]]
+    rows = _rows(path, "utf-8")
+    header = next(rows, [])
     if not {"user", "label", "text"} <= set(header):
         raise UserError(f"{path} has the columns {','.join(header)}, allowed: user,label,text")
     user, label, text = (header.index(column) for column in ("user", "label", "text"))
     return [_tweet(path, row, user, label, text) for row in rows]
 
 
-def _rows(path: Path, encoding: str) -> list[list[str]]:
+def _rows(path: Path, encoding: str) -> Iterator[list[str]]:
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return list(csv.reader(io.StringIO(raw.decode(encoding), newline="")))
+        with (
+            gzip.open(path, "rt", encoding=encoding, newline="")
+            if path.suffix == ".gz"
+            else path.open(encoding=encoding, newline="") as file
+        ):
+            yield from csv.reader(file)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from error
 
