@@ -9,6 +9,7 @@ machines cannot. Each figure is the best of a few repeats, after a first run tha
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -45,8 +46,7 @@ def federation_of(sizes: np.ndarray, shape: tuple[int, ...], device: torch.devic
     test = Ragged.from_lists(np.split(rows[bounds[-1] :], len(sizes)))
     empty = Ragged.from_lists([rows[:0]] * len(sizes))
     names = tuple(map(str, range(len(sizes))))
-    fields = {**vars(data), "names": names, "train": train, "test": test, "validation": empty}
-    return FederatedData(**fields).to(device)
+    return replace(data, names=names, train=train, test=test, validation=empty).to(device)
 
 
 def network_of(name: str, device: torch.device) -> Network:
@@ -104,9 +104,12 @@ def even(name: str, clients: int, device: torch.device, repeats: int) -> None:
     """Equal clients: the plain loop against the engine, and evaluation against training."""
     network = network_of(name, device)
     data = federation_of(np.full(clients, SAMPLES), SHAPES[name], device)
-    plain = seconds(lambda: plain_loop(network, data), 1 if clients > 20 else repeats)
+    repeats = 1 if clients > 20 and device.type == "cpu" else repeats
+    plain = seconds(lambda: plain_loop(network, data), min(repeats, 2))
     _line(f"{name}, {clients} clients: plain loop", plain, plain)
     for mode in ("one-by-one", "stacked", "auto"):
+        if mode == "one-by-one" and clients > 20 and device.type == "cuda":
+            continue  # half a minute a round, in proportion to the clients
         one, federation = engine_round(network, data, mode)
         _line(f"{name}, {clients} clients: {mode}", seconds(one, repeats), plain)
     everyone = federation.trainable
@@ -123,10 +126,11 @@ def uneven(name: str, clients: int, device: torch.device, repeats: int) -> None:
     network = network_of(name, device)
     shares = np.random.default_rng(0).dirichlet(np.full(clients, 2.0))
     sizes = np.maximum(BATCH, np.round(shares * clients * SAMPLES)).astype(int)
+    first = 0.0
     for title, counts in (("even", np.full(clients, int(sizes.mean()))), ("uneven", sizes)):
         one, _ = engine_round(network, federation_of(counts, SHAPES[name], device), "auto")
         spent = seconds(one, repeats)
-        first = spent if title == "even" else first
+        first = first or spent
         spread = f"{counts.min()} to {counts.max()} samples"
         _line(f"{name}, {clients} clients, {title} ({spread})", spent, first)
 

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -63,7 +63,8 @@ def run(
     _log(quiet)
     pairs = list(settings or [])
     if method and "=" in method:
-        method, pairs = None, [method, *pairs]
+        pairs = [method, *pairs]
+        method = None
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the run")
     if resume and method is None and not pairs and config is None and out_dir is not None:
@@ -236,7 +237,7 @@ def _run(
         return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
 
 
-def _stopped(how: str) -> None:
+def _stopped(how: str) -> NoReturn:
     err.print(f"stopped; go on with: {how}", highlight=False, soft_wrap=True)
     raise typer.Exit(130)
 

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tailorfl.cohort.engine import Engine, activation_bytes
+from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
 from tailorfl.cohort.schedule import mini_batches
-from tailorfl.cohort.training import Samples, Training, losses_of, pad_rows
+from tailorfl.cohort.training import Samples, Training, pad_rows
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData
 from tailorfl.models.network import Network, Values
@@ -144,25 +145,28 @@ class Cohort:
         loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
         for clients in self._parts(samples):
             part = samples.of(clients)
-            for _, batch in part.in_order(self._evaluation_size(len(part.rows))):
-                share = batch.valid.sum(1) / part.counts.clamp(min=1)
-                leaves = [self.values[name][clients].detach().requires_grad_() for name in trained]
-                values = {k: v[clients] for k, v in self.values.items()} | dict(zip(trained, leaves, strict=True))
-                mine = {name: tensor[clients] for name, tensor in (own or {}).items()}
-                losses = losses_of(
-                    self.network, objective or self.loss, values, batch, mine, common or {}, self._stacked(batch)
+            kind = stacked_gradients if len(part.rows) == len(self) > 1 else single_gradients
+            compute = kind(self.network, objective or self.loss)
+            for batch in part.in_order(self._evaluation_size(len(part.rows))):
+                inputs = Inputs(
+                    {name: self.values[name][clients] for name in trained},
+                    {name: tensor[clients] for name, tensor in self.values.items() if name not in trained},
+                    (batch.inputs, batch.targets, batch.valid, batch.weight),
+                    {name: tensor[clients] for name, tensor in (own or {}).items()},
+                    common or {},
                 )
-                shared = losses * share
-                for name, part_gradient in zip(trained, torch.autograd.grad(shared.sum(), leaves), strict=True):
-                    total[name][clients] += part_gradient
-                loss[clients] += shared.detach()
+                found, losses = compute(inputs)
+                share = batch.valid.sum(1) / part.counts.clamp(min=1)
+                for name, gradient in found.items():
+                    total[name][clients] += gradient * share.reshape(-1, *[1] * (gradient.dim() - 1))
+                loss[clients] += losses * share
         return total, loss
 
     def features(self, split: Split = "train") -> Tensor:
         """What each client's head is given on each of its samples, [clients, samples, ...]; padding is zero."""
         samples = self.samples(split)
         parts = []
-        for _, batch in samples.in_order(self._evaluation_size(len(self))):
+        for batch in samples.in_order(self._evaluation_size(len(self))):
             parts.append(self._features(batch))
         return torch.cat(parts, dim=1)
 
@@ -176,7 +180,7 @@ class Cohort:
         device = self.engine.device
         correct = torch.zeros(len(self), dtype=torch.int64, device=device)
         loss = torch.zeros(len(self), dtype=torch.float64, device=device)
-        for _, batch in samples.in_order(self._evaluation_size(len(self))):
+        for batch in samples.in_order(self._evaluation_size(len(self))):
             outputs = (predict or self.predict)(batch)
             hits, losses = score(outputs, batch.targets)
             real = batch.valid > 0
@@ -207,11 +211,11 @@ class Cohort:
 
     def _parts(self, samples: Samples) -> list[slice]:
         """The whole stack at once, or one client after the other where a network cannot be stacked."""
-        _, probe = next(iter(samples.of(slice(0, 1)).in_order(1)))
+        probe = next(samples.of(slice(0, 1)).in_order(1))
         return [slice(0, len(self))] if self._stacked(probe) else [slice(k, k + 1) for k in range(len(self))]
 
     def _evaluation_size(self, clients: int) -> int:
-        _, probe = next(iter(self.samples("train").of(slice(0, 1)).in_order(1)))
+        probe = next(self.samples("train").of(slice(0, 1)).in_order(1))
         return self.engine.evaluation_size(activation_bytes(self.network, probe.inputs[0]), clients)
 
 

@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tailorfl.cohort.gradients import single_gradients
 from tailorfl.cohort.graphs import GraphCache
+from tailorfl.cohort.traces import TraceCache
 from tailorfl.cohort.training import Training
 from tailorfl.errors import UserError
 from tailorfl.models.network import Network, Values
@@ -18,8 +20,8 @@ log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "stacked", "one-by-one"]
 
-# A stack's weights should stay in a CPU's cache: beyond about 3 million numbers every step goes to memory.
-_CPU_STACK_NUMBERS = 3_200_000
+# A stack's weights should stay in a CPU's cache: far beyond that every step goes to memory.
+_CPU_STACK_NUMBERS = 6_400_000
 _GPU_MEMORY_SHARE = 0.5
 _CPU_EVALUATION_BYTES = 64 << 20
 _GPU_EVALUATION_BYTES = 4 << 30
@@ -40,6 +42,7 @@ class Engine:
         self.fixed_stack_size = stack_size
         self.workers = workers or (os.cpu_count() or 1)
         self.graphs = GraphCache() if device.type == "cuda" else None
+        self.traces = TraceCache()
         self._pool: ThreadPoolExecutor | None = None
         self._modes: dict[int, tuple[Network, bool]] = {}
         if device.type == "cuda":
@@ -68,13 +71,12 @@ class Engine:
         """Train a cohort in place."""
         if not training.schedule.steps.any():
             return
-        samples = training.samples.of(slice(0, 1)).in_order(2)
-        if not self.stacks(training.network, next(samples)[1].inputs[0]):
+        if not self.stacks(training.network, training.inputs(1).batch[0][0]):
             self._one_by_one(training)
         elif self.graphs is not None:
             self.graphs.run(training)
         else:
-            training.run()
+            self.traces.run(training)
 
     def predict(self, network: Network, values: Values, inputs: Tensor, valid: Tensor) -> Tensor:
         """The outputs of every client's own weights on its own inputs, [clients, samples, ...]."""
@@ -103,9 +105,11 @@ class Engine:
         return max(1, budget // max(1, activation_bytes * clients))
 
     def _one_by_one(self, training: Training) -> None:
+        gradients = single_gradients(training.network, training.objective)
+
         def work(client: int) -> Tensor:
             alone = training.one(client)
-            alone.run()
+            alone.run(lambda width: gradients)
             for name, tensor in alone.values.items():
                 training.values[name][client] = tensor[0]
             return alone.loss

@@ -7,21 +7,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tailorfl.cohort.gradients import stacked_gradients
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.cohort.training import Training
 from tailorfl.models.network import Values
 
-_SLACK = 1.125  # a graph may be this much wider than the stack before a narrower one is worth its capture
-
 
 def roomy(number: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: few distinct sizes, never half as much again."""
-    size = 1
-    while size < number:
-        if size >= 2 and number <= size + size // 2:
-            return size + size // 2
-        size *= 2
-    return size
+    """The next of 1 to 8, then 9, 10, .. 16, 18, 20, .. 32, 36, ..: few distinct sizes, an eighth too much at most."""
+    step = 1
+    while step * 16 < number:
+        step *= 2
+    return -(-number // step) * step
 
 
 class GraphCache:
@@ -46,6 +43,7 @@ class _Program:
 
     def __init__(self, training: Training) -> None:
         self.static = _static_copy(training)
+        self.gradients = stacked_gradients(training.network, training.objective)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -60,9 +58,8 @@ class _Program:
         training.loss.copy_(self.static.loss[:clients])
 
     def _width(self, width: int, clients: int) -> int:
-        """The width of the graph that serves so many active clients; captured if there is none close enough."""
-        close = [captured for captured in self.graphs if width <= captured <= max(width * _SLACK, width + 1)]
-        chosen = min(close) if close else min(roomy(width), clients)
+        """The width of the graph that serves so many active clients; captured where it is new."""
+        chosen = min(roomy(width), clients)
         if chosen not in self.graphs:
             self.graphs[chosen] = self._capture(chosen)
         return chosen
@@ -73,12 +70,12 @@ class _Program:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self.static.step(width)
+                self.static.step(width, self.gradients)
                 self.static.done.zero_()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self.static.step(width)
+            self.static.step(width, self.gradients)
         return graph
 
 
@@ -107,12 +104,13 @@ def _key(training: Training) -> Hashable:
 def _static_copy(training: Training) -> Training:
     """Tensors of its own, with room, that stay where they are for as long as the graphs live."""
     steps, clients, _ = training.schedule.positions.shape
-    clients, longest = roomy(clients), roomy(training.samples.rows.shape[1])
+    steps, clients, longest = roomy(steps), roomy(clients), roomy(training.samples.rows.shape[1])
     samples, device = training.samples, training.samples.rows.device
 
     def room(tensor: Tensor, *lead: int) -> Tensor:
         return torch.zeros(*lead, *tensor.shape[len(lead) :], dtype=tensor.dtype, device=device)
 
+    cached = samples.inputs
     return replace(
         training,
         values={name: room(tensor, clients) for name, tensor in training.values.items()},
@@ -124,11 +122,11 @@ def _static_copy(training: Training) -> Training:
             rows=room(samples.rows, clients, longest),
             counts=room(samples.counts, clients),
             weights=None if samples.weights is None else room(samples.weights, clients, longest),
-            inputs=None if samples.inputs is None else room(samples.inputs, clients, longest),
+            inputs=None if cached is None else room(cached, clients, longest),
         ),
         schedule=Schedule(
-            room(training.schedule.positions, roomy(steps), clients),
-            {name: room(numbers, roomy(steps), clients) for name, numbers in training.schedule.draws.items()},
+            room(training.schedule.positions, steps, clients),
+            {name: room(numbers, steps, clients) for name, numbers in training.schedule.draws.items()},
             torch.zeros(clients, dtype=torch.int64, device=device),
         ),
         masked=True,
@@ -137,6 +135,10 @@ def _static_copy(training: Training) -> Training:
 
 def _load(static: Training, training: Training) -> None:
     """Lay this round's tensors into the static ones and start from step 0."""
+    batches = training.batches.tensors()
+    for name, tensor in static.batches.tensors().items():
+        tensor.zero_()  # zero is padding: neither valid nor of any weight
+        _lay(tensor, batches[name])
     for name, tensor in training.values.items():
         _lay(static.values[name], tensor)
     for name, tensor in training.own.items():
@@ -146,15 +148,8 @@ def _load(static: Training, training: Training) -> None:
     for rate, number in zip(static.rates, training.rates, strict=True):
         assert isinstance(rate, Tensor)
         rate.fill_(number)
-    _lay(static.samples.rows, training.samples.rows)
-    for target, source in ((static.samples.weights, training.samples.weights),
-                           (static.samples.inputs, training.samples.inputs)):  # fmt: skip
-        if target is not None and source is not None:
-            _lay(target, source)
-    static.schedule.positions.fill_(-1)
-    _lay(static.schedule.positions, training.schedule.positions)
-    for name, numbers in training.schedule.draws.items():
-        _lay(static.schedule.draws[name], numbers)
+    if static.samples.inputs is not None and training.samples.inputs is not None:
+        _lay(static.samples.inputs, training.samples.inputs)
     static.schedule.steps.zero_()
     _lay(static.schedule.steps, training.schedule.steps)
     for tensor in (static.done, static.loss, *(tensor for slot in static.state for tensor in slot)):

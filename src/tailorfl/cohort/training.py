@@ -1,12 +1,13 @@
 """Local training of a stack: one step, and the loop over steps, for the stack as a whole or client by client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from tailorfl.cohort.objective import Batch, Client, Objective, stacked_losses
+from tailorfl.cohort.gradients import Gradients, Inputs
+from tailorfl.cohort.objective import Batch, Objective
 from tailorfl.cohort.optimizer import Optimizer, Rate
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.data.augment import Augmentation
@@ -24,25 +25,26 @@ class Samples:
     weights: Tensor | None = None  # [clients, longest], one weight a sample
     inputs: Tensor | None = None  # [clients, longest, ...], instead of the pool's inputs (cached features)
 
-    def batch(self, positions: Tensor, draws: Values | None = None, augmentation: Augmentation | None = None) -> Batch:
-        """The samples at these positions, [clients, size]; -1 is padding."""
-        at = positions.clamp(min=0)
-        rows = self.rows.gather(1, at)
-        if self.inputs is not None:
-            inputs = self.inputs[torch.arange(len(at), device=at.device)[:, None], at]
-        else:
-            raw = self.data.inputs[rows]
-            inputs = self.data.decode(augmentation.apply(raw, draws or {}) if augmentation else raw)
-        dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
-        valid = (positions >= 0).to(dtype)
-        weight = valid if self.weights is None else valid * self.weights.gather(1, at)
-        return Batch(inputs, self.data.targets[rows], valid, weight)
+    def lay_out(self, schedule: Schedule, dtype: torch.dtype) -> "Batches":
+        """Everything about the schedule's batches but their inputs, looked up once for all steps."""
+        at = schedule.positions.clamp(min=0)
+        rows = self.rows.expand(len(at), *self.rows.shape).gather(2, at)
+        valid = (schedule.positions >= 0).to(dtype)
+        weight = valid
+        if self.weights is not None:
+            weight = valid * self.weights.to(dtype).expand(len(at), *self.weights.shape).gather(2, at)
+        found = rows if self.inputs is None else at
+        return Batches(found, self.data.targets[rows], valid, weight, schedule.draws)
 
-    def in_order(self, size: int) -> Iterator[tuple[int, Batch]]:
-        """All samples in their own order, ``size`` of each client at a time, with the position of the first."""
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All samples in their own order, ``size`` of each client at a time."""
         for start in range(0, self.rows.shape[1], size):
-            positions = torch.arange(start, min(start + size, self.rows.shape[1]), device=self.rows.device)
-            yield start, self.batch(torch.where(positions < self.counts[:, None], positions, -1))
+            rows = self.rows[:, start : start + size]
+            positions = torch.arange(start, start + rows.shape[1], device=rows.device)
+            inputs = self.data.decode(self.data.inputs[rows])
+            valid = (positions < self.counts[:, None]).to(_floating(inputs))
+            weight = valid if self.weights is None else valid * self.weights[:, start : start + size]
+            yield Batch(inputs, self.data.targets[rows], valid, weight)
 
     def of(self, clients: slice) -> "Samples":
         """The same for some of the clients."""
@@ -53,6 +55,32 @@ class Samples:
             weights=None if self.weights is None else self.weights[clients],
             inputs=None if self.inputs is None else self.inputs[clients],
         )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a cohort, step by step, [steps, clients, size]; the inputs are looked up when a step runs."""
+
+    found: Tensor  # int64: rows of the pool, or positions in the cached inputs
+    targets: Tensor
+    valid: Tensor
+    weight: Tensor
+    draws: Values  # numbers for the augmentation
+
+    def tensors(self) -> Values:
+        named = {"found": self.found, "targets": self.targets, "valid": self.valid, "weight": self.weight}
+        return named | {f"draw {name}": numbers for name, numbers in self.draws.items()}
+
+    def at(self, step: Tensor, width: int) -> "Batches":
+        """One step of the first clients, [width, size]; the step is a tensor, so that a CUDA graph can advance it."""
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor.index_select(0, step)[0, :width]
+
+        draws = {name: pick(numbers) for name, numbers in self.draws.items()}
+        valid = pick(self.valid)
+        weight = valid if self.weight is self.valid else pick(self.weight)
+        return Batches(pick(self.found), pick(self.targets), valid, weight, draws)
 
 
 @dataclass
@@ -70,11 +98,11 @@ class Training:
     augmentation: Augmentation | None = None
     own: Values = field(default_factory=dict)  # stacked tensors that the objective reads
     common: Values = field(default_factory=dict)  # tensors that the objective reads, the same for all clients
-    stacked: bool = True  # False: a cohort of one, run without vmap
-    masked: bool = False  # True: a step may include clients that have finished
+    masked: bool = False  # True: a step leaves clients that have finished as they are
 
     def __post_init__(self) -> None:
         self.done = torch.zeros(1, dtype=torch.int64, device=self.samples.rows.device)
+        self.batches = self.samples.lay_out(self.schedule, self.values[self.trained[0]].dtype)
         self.state = self.optimizer.start([self.values[name] for name in self.trained])
         self.loss = self.values[self.trained[0]].new_zeros(len(self.samples.rows))  # summed over the steps
 
@@ -83,28 +111,61 @@ class Training:
         steps = torch.arange(len(self.schedule.positions))
         return (self.schedule.steps.cpu()[None, :] > steps[:, None]).sum(1).tolist()
 
-    def run(self) -> None:
-        """All steps of all clients; the stack shrinks as clients finish."""
-        for width in self.widths():
-            self.step(width)
+    def run(self, gradients: Callable[[int], Gradients], pad: Callable[[int], int] = lambda width: width) -> None:
+        """All steps of all clients; the stack shrinks as clients finish.
 
-    def step(self, width: int) -> None:
-        """One step of the first ``width`` clients."""
-        trained = [self.values[name][:width].detach().requires_grad_() for name in self.trained]
-        losses = self._losses(width, dict(zip(self.trained, trained, strict=True)))
-        gradients = torch.autograd.grad(losses.sum(), trained, materialize_grads=True)
-        active = (self.schedule.steps[:width] > self.done).to(losses.dtype) if self.masked else None
+        ``gradients`` says how to compute a stack of some width. ``pad`` may widen it, to have few distinct widths:
+        clients that have finished then go through the motions, and get back what they finished with.
+        """
+        widths = self.widths()
+        finished: list[tuple[slice, Values]] = []
+        width, compute = 0, None
+        for active, next_active in zip(widths, [*widths[1:], 0], strict=True):
+            if compute is None or width != min(pad(active), len(self.samples.rows)):
+                width = min(pad(active), len(self.samples.rows))
+                compute = gradients(width)
+            self.step(width, compute, active)
+            if next_active < active and next_active:
+                rows = slice(next_active, active)
+                finished.append((rows, {name: tensor[rows].clone() for name, tensor in self.values.items()}))
+        for rows, values in finished:
+            for name, tensor in values.items():
+                self.values[name][rows] = tensor
+
+    def step(self, width: int, gradients: Gradients, active: int | None = None) -> None:
+        """One step of the first ``width`` clients; the loss counts for the first ``active`` of them."""
+        inputs = self.inputs(width)
+        found, losses = gradients(inputs)
+        mask = (self.schedule.steps[:width] > self.done).to(losses.dtype) if self.masked else None
         self.done += 1
         self.optimizer.step(
-            [t.detach() for t in trained],
-            gradients,
+            [inputs.trained[name] for name in self.trained],
+            [found[name] for name in self.trained],
             [[tensor[:width] for tensor in slot] for slot in self.state],
             self.rates,
             self.done,
-            active,
+            mask,
         )
-        losses = losses.detach()
-        self.loss[:width] += losses if active is None else losses * active
+        active = width if active is None else active
+        self.loss[:active] += losses[:active] if mask is None else losses * mask
+
+    def inputs(self, width: int) -> Inputs:
+        """What the next step of the first ``width`` clients is computed from."""
+        batch = self.batches.at(self.done, width)
+        trained = set(self.trained)
+        return Inputs(
+            {name: self.values[name][:width] for name in self.trained},
+            {name: tensor[:width] for name, tensor in self.values.items() if name not in trained},
+            (self._look_up(batch), batch.targets, batch.valid, batch.weight),
+            {name: tensor[:width] for name, tensor in self.own.items()},
+            self.common,
+        )
+
+    def _look_up(self, batch: Batches) -> Tensor:
+        if self.samples.inputs is not None:
+            return self.samples.inputs[torch.arange(len(batch.found), device=batch.found.device)[:, None], batch.found]
+        raw = self.samples.data.inputs[batch.found]
+        return self.samples.data.decode(self.augmentation.apply(raw, batch.draws) if self.augmentation else raw)
 
     def one(self, client: int) -> "Training":
         """The same training of one client alone, on values of its own."""
@@ -119,41 +180,11 @@ class Training:
         return replace(
             self,
             # Copies: autograd watches for changes of a tensor, and other threads change the rest of the stack.
-            values={name: tensor[only].clone() for name, tensor in self.values.items()},
+            values={name: _alone(tensor[client])[None] for name, tensor in self.values.items()},
             samples=self.samples.of(only),
             schedule=schedule,
             own={name: tensor[only] for name, tensor in self.own.items()},
-            stacked=False,
         )
-
-    def _losses(self, width: int, trained: Values) -> Tensor:
-        values = {name: trained.get(name, tensor[:width]) for name, tensor in self.values.items()}
-        own = {name: tensor[:width] for name, tensor in self.own.items()}
-        positions = self.schedule.positions.index_select(0, self.done)[0, :width]
-        draws = {k: v.index_select(0, self.done)[0, :width] for k, v in self.schedule.draws.items()}
-        batch = self.samples.of(slice(0, width)).batch(positions, draws, self.augmentation)
-        return losses_of(self.network, self.objective, values, batch, own, self.common, self.stacked)
-
-
-def losses_of(
-    network: Network,
-    objective: Objective,
-    values: Values,
-    batch: Batch,
-    own: Values,
-    common: Values,
-    stacked: bool,
-) -> Tensor:
-    """The objective of every client, [clients]; without the stack for a cohort of one."""
-    if stacked:
-        return stacked_losses(network, objective, values, batch, own, common)
-    client = Client(network, first(values), first(own), common)
-    return objective(client, Batch(batch.inputs[0], batch.targets[0], batch.valid[0], batch.weight[0]))[None]
-
-
-def first(values: Values) -> Values:
-    """The tensors of a cohort's only client."""
-    return {name: tensor[0] for name, tensor in values.items()}
 
 
 def pad_rows(rows: Sequence[Tensor], device: torch.device, longest: int | None = None) -> tuple[Tensor, Tensor]:
@@ -163,3 +194,13 @@ def pad_rows(rows: Sequence[Tensor], device: torch.device, longest: int | None =
     for client, row in enumerate(rows):
         table[client, : len(row)] = row
     return table.to(device), counts.to(device)
+
+
+def _floating(inputs: Tensor) -> torch.dtype:
+    return inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    # On a CPU convolutions of one client are faster with the channels last; a stack's are not.
+    last = tensor.dim() == 4 and tensor.device.type == "cpu"
+    return tensor.clone(memory_format=torch.channels_last if last else torch.contiguous_format)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -86,7 +87,15 @@ class FederatedData:
         """Gathered inputs as a network takes them: uint8 images become normalized floats, all else stays."""
         if self.mean is None or self.std is None:
             return rows
-        return (rows.to(self.mean.dtype) / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
+        scale, shift = self._pixels
+        return torch.addcmul(shift, rows.to(scale.dtype), scale)
+
+    @cached_property
+    def _pixels(self) -> tuple[Tensor, Tensor]:
+        """(pixel / 255 - mean) / std as pixel * scale + shift."""
+        assert self.mean is not None
+        assert self.std is not None
+        return (1 / (255 * self.std)).view(-1, 1, 1), (-self.mean / self.std).view(-1, 1, 1)
 
     def to(self, device: torch.device | str) -> "FederatedData":
         """With inputs, targets, mean and deviation on the device."""

@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from tailorfl.cohort import Cohort, Engine
+from tailorfl.cohort.cohort import Scores
 from tailorfl.cohort.engine import activation_bytes
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
@@ -65,13 +67,12 @@ class InProcess:
         self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]
     ) -> dict[Split, ClientScores]:
         """Each client's personalized model on its own data. Nothing that is done for it is kept."""
-        parts: dict[Split, list] = {split: [] for split in splits}
+        parts: dict[Split, list[tuple[tuple[int, ...], Scores]]] = {split: [] for split in splits}
         for ids in self._stacks(clients):
             cohort = self._cohort(round, ids)
             self.method.personalize(cohort, message)
             for split in splits:
-                scores = cohort.evaluate(split, lambda batch, cohort=cohort: self.method.predict(cohort, batch))
-                parts[split].append((ids, scores))
+                parts[split].append((ids, cohort.evaluate(split, partial(self.method.predict, cohort))))
         return {split: ClientScores.gather(found) for split, found in parts.items()}
 
     def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores:

@@ -99,8 +99,9 @@ class RoundLoop:
         model = self.method.global_model(self.server, self.network)
         common = None if model is None else self.federation.evaluate_global(model, everyone, "test")
         if model is not None and common and self.method.one_model and not self.method.finetune_epochs:
-            scores = {s: self.federation.evaluate_global(model, everyone, s) for s in splits if s != "test"}
-            scores["test"] = common
+            scores: dict[Split, ClientScores] = {"test": common}
+            if self.validate:
+                scores["validation"] = self.federation.evaluate_global(model, everyone, "validation")
         else:
             scores = self.federation.evaluate(number, everyone, message, splits)
         return Evaluation(

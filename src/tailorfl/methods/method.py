@@ -66,9 +66,7 @@ class Method(LocalTraining):
         """Put the clients' answers together. ``answers`` is consumed as they arrive."""
         averaged = average(answers, server.values, self.aggregation)
         statistics = frozenset(network.buffers)
-        server_step(
-            server, averaged, self.server_optimizer, self.server_lr, self.server_momentum, plain=statistics
-        )
+        server_step(server, averaged, self.server_optimizer, self.server_lr, self.server_momentum, plain=statistics)
 
     def global_model(self, server: Server, network: Network) -> Values | None:
         """A whole model that serves anybody, or None where the method has none."""

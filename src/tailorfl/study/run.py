@@ -243,8 +243,10 @@ def _rows(scores: ClientScores) -> list[tuple[int, tuple[float | str, float | st
 
 
 def _reached(record: Round, target: float | None) -> bool:
-    found = record.evaluation and record.evaluation.validation and record.evaluation.validation.accuracy
-    return target is not None and found is not None and found >= target
+    if target is None or record.evaluation is None or record.evaluation.validation is None:
+        return False
+    found = record.evaluation.validation.accuracy
+    return found is not None and found >= target
 
 
 def _check_writable(folder: Path) -> None:

@@ -1,0 +1,64 @@
+"""Gradients of an objective for every client of a stack, or for one client without the stack."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from tailorfl.cohort.objective import Batch, Client, Objective
+from tailorfl.models.network import Network, Values
+
+
+class Inputs(NamedTuple):
+    """What a gradient is computed from; all but ``common`` have a leading client dimension."""
+
+    trained: Values
+    fixed: Values
+    batch: tuple[Tensor, Tensor, Tensor, Tensor]  # inputs, targets, valid, weight
+    own: Values
+    common: Values
+
+
+Gradients = Callable[[Inputs], tuple[Values, Tensor]]
+"""To the gradients of ``trained`` and the losses, both with a leading client dimension."""
+
+
+def stacked_gradients(network: Network, objective: Objective) -> Gradients:
+    """All clients as one tensor program."""
+
+    def loss(trained: Values, fixed: Values, batch: tuple[Tensor, ...], own: Values, common: Values) -> Tensor:
+        return objective(Client(network, {**trained, **fixed}, own, common), Batch(*batch))
+
+    mapped = vmap(grad_and_value(loss), in_dims=(0, 0, 0, 0, None))
+
+    def compute(inputs: Inputs) -> tuple[Values, Tensor]:
+        # vmap refuses an empty dictionary beside a dimension, hence the stand-in.
+        own = inputs.own or {"": inputs.batch[2]}
+        gradients, losses = mapped(inputs.trained, inputs.fixed, inputs.batch, own, inputs.common)
+        return gradients, losses
+
+    return compute
+
+
+def single_gradients(network: Network, objective: Objective) -> Gradients:
+    """A cohort of one, by ordinary autograd: for what cannot be stacked, and where a stack does not pay."""
+
+    def compute(inputs: Inputs) -> tuple[Values, Tensor]:
+        leaves = {name: tensor[0].detach().requires_grad_() for name, tensor in inputs.trained.items()}
+        values = {**leaves, **_first(inputs.fixed)}
+        samples, *rest = (tensor[0] for tensor in inputs.batch)
+        if samples.dim() == 4 and samples.device.type == "cpu":
+            samples = samples.contiguous(memory_format=torch.channels_last)
+        batch = Batch(samples, *rest)
+        with torch.enable_grad():
+            loss = objective(Client(network, values, _first(inputs.own), inputs.common), batch)
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return {name: gradient[None] for name, gradient in zip(leaves, found, strict=True)}, loss.detach()[None]
+
+    return compute
+
+
+def _first(values: Mapping[str, Tensor]) -> Values:
+    return {name: tensor[0] for name, tensor in values.items()}
