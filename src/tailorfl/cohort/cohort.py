@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tailorfl.cohort.engine import Engine, activation_bytes
+from tailorfl.cohort.engine import Engine
 from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
@@ -50,6 +50,9 @@ class Cohort:
     augmentation: Augmentation | None = None
     memory: Values = field(default_factory=dict)
     losses: Values = field(default_factory=dict)  # mean loss of each client over its steps, by purpose of the fit
+
+    def __post_init__(self) -> None:
+        self.plan = self.engine.plan(self.network, self.data.decode(self.data.inputs[:1]))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -143,11 +146,11 @@ class Cohort:
         samples = Samples(self.data, table.rows, table.counts, weights)
         total = {name: torch.zeros_like(self.values[name]) for name in trained}
         loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
-        for clients in self._parts(samples):
+        kind = stacked_gradients if self.plan.stacked else single_gradients
+        compute = kind(self.network, objective or self.loss)
+        for clients in self._parts():
             part = samples.of(clients)
-            kind = stacked_gradients if len(part.rows) == len(self) > 1 else single_gradients
-            compute = kind(self.network, objective or self.loss)
-            for batch in part.in_order(self._evaluation_size(len(part.rows))):
+            for batch in part.in_order(self.engine.evaluation_size(self.plan, len(part.rows))):
                 inputs = Inputs(
                     {name: self.values[name][clients] for name in trained},
                     {name: tensor[clients] for name, tensor in self.values.items() if name not in trained},
@@ -166,7 +169,7 @@ class Cohort:
         """What each client's head is given on each of its samples, [clients, samples, ...]; padding is zero."""
         samples = self.samples(split)
         parts = []
-        for batch in samples.in_order(self._evaluation_size(len(self))):
+        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
             parts.append(self._features(batch))
         return torch.cat(parts, dim=1)
 
@@ -180,7 +183,7 @@ class Cohort:
         device = self.engine.device
         correct = torch.zeros(len(self), dtype=torch.int64, device=device)
         loss = torch.zeros(len(self), dtype=torch.float64, device=device)
-        for batch in samples.in_order(self._evaluation_size(len(self))):
+        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
             outputs = (predict or self.predict)(batch)
             hits, losses = score(outputs, batch.targets)
             real = batch.valid > 0
@@ -196,7 +199,7 @@ class Cohort:
 
     def _features(self, batch: Batch) -> Tensor:
         with torch.no_grad():
-            if self._stacked(batch):
+            if self.plan.stacked:
                 return torch.vmap(lambda v, x, m: self.network.features(v, x, m, train=False))(
                     self.values, batch.inputs, batch.valid
                 )
@@ -206,17 +209,9 @@ class Cohort:
             ]
             return torch.stack(parts)
 
-    def _stacked(self, batch: Batch) -> bool:
-        return self.engine.stacks(self.network, batch.inputs[0])
-
-    def _parts(self, samples: Samples) -> list[slice]:
-        """The whole stack at once, or one client after the other where a network cannot be stacked."""
-        probe = next(samples.of(slice(0, 1)).in_order(1))
-        return [slice(0, len(self))] if self._stacked(probe) else [slice(k, k + 1) for k in range(len(self))]
-
-    def _evaluation_size(self, clients: int) -> int:
-        probe = next(self.samples("train").of(slice(0, 1)).in_order(1))
-        return self.engine.evaluation_size(activation_bytes(self.network, probe.inputs[0]), clients)
+    def _parts(self) -> list[slice]:
+        """The whole stack at once, or one client after the other where a network is not stacked."""
+        return [slice(0, len(self))] if self.plan.stacked else [slice(k, k + 1) for k in range(len(self))]
 
 
 def score(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,15 @@
 """Where and how cohorts are computed: the device, stacked or one by one, and how many clients at a time."""
 
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from tailorfl.cohort.gradients import single_gradients
+from tailorfl.cohort.gradients import single_gradients, stacked_gradients
 from tailorfl.cohort.graphs import GraphCache
 from tailorfl.cohort.traces import TraceCache
 from tailorfl.cohort.training import Training
@@ -22,9 +22,20 @@ Mode = Literal["auto", "stacked", "one-by-one"]
 
 # A stack's weights should stay in a CPU's cache: far beyond that every step goes to memory.
 _CPU_STACK_NUMBERS = 6_400_000
+_CPU_HELD_BYTES = 1 << 30  # weights of clients that run one by one, held at a time
 _GPU_MEMORY_SHARE = 0.5
 _CPU_EVALUATION_BYTES = 64 << 20
 _GPU_EVALUATION_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients of one network are computed, decided once."""
+
+    network: Network
+    stacked: bool
+    numbers: int  # in one client's model
+    activation_bytes: int  # of one sample in a forward pass, roughly
 
 
 class Engine:
@@ -40,47 +51,61 @@ class Engine:
         self.device = device
         self.mode = mode
         self.fixed_stack_size = stack_size
-        self.workers = workers or (os.cpu_count() or 1)
+        self.workers = workers or torch.get_num_threads()
         self.graphs = GraphCache() if device.type == "cuda" else None
         self.traces = TraceCache()
         self._pool: ThreadPoolExecutor | None = None
-        self._modes: dict[int, tuple[Network, bool]] = {}
+        self._plans: dict[int, Plan] = {}
+        self._uncaptured: set[int] = set()
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
 
-    def stacks(self, network: Network, sample: Tensor) -> bool:
-        """Whether clients of this network run as one tensor program; decided once, and said in the log."""
-        if id(network) not in self._modes:
+    def plan(self, network: Network, sample: Tensor) -> Plan:
+        """Decide, by a sample [1, ...] of the network's inputs, how it runs; said in the log the first time."""
+        if id(network) not in self._plans:
             stacked, reason = self._choose(network, sample)
             log.info("%s runs %s%s", network.name, "stacked" if stacked else "one by one", reason)
-            self._modes[id(network)] = (network, stacked)
-        return self._modes[id(network)][1]
+            numbers = sum(tensor.numel() for tensor in network.initial().values())
+            self._plans[id(network)] = Plan(network, stacked, numbers, _activation_bytes(network, sample))
+        return self._plans[id(network)]
 
-    def stack_size(self, network: Network, samples_bytes: int) -> int:
-        """How many clients to hold in one stack; ``samples_bytes`` is what a client's batch takes in a step."""
+    def stacks(self, network: Network) -> bool:
+        """Whether clients of a network that was planned run as one tensor program."""
+        return self._plans[id(network)].stacked
+
+    def stack_size(self, plan: Plan, batch_size: int) -> int:
+        """How many clients to hold at a time."""
         if self.fixed_stack_size:
             return self.fixed_stack_size
-        numbers = max(1, sum(tensor.numel() for tensor in network.initial().values()))
-        if self.device.type == "cpu":
-            return max(1, _CPU_STACK_NUMBERS // numbers, self.workers)
-        free, _ = torch.cuda.mem_get_info(self.device)
-        # Weights, gradients, optimizer state, and the static copies of the graphs.
-        return max(1, int(free * _GPU_MEMORY_SHARE) // (numbers * 4 * 8 + samples_bytes))
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            # Weights, gradients, optimizer state, and the static copies of the graphs; activations and theirs.
+            client = plan.numbers * 4 * 8 + 3 * batch_size * plan.activation_bytes
+            return max(1, int(free * _GPU_MEMORY_SHARE) // client)
+        if plan.stacked:
+            return max(1, _CPU_STACK_NUMBERS // plan.numbers)
+        return max(self.workers, min(64 * self.workers, _CPU_HELD_BYTES // (plan.numbers * 4)))
+
+    def evaluation_size(self, plan: Plan, clients: int) -> int:
+        """How many samples of each client to evaluate at a time."""
+        budget = _CPU_EVALUATION_BYTES if self.device.type == "cpu" else _GPU_EVALUATION_BYTES
+        at_once = clients if plan.stacked else min(clients, self.workers)
+        return max(1, budget // (plan.activation_bytes * at_once))
 
     def run(self, training: Training) -> None:
         """Train a cohort in place."""
         if not training.schedule.steps.any():
             return
-        if not self.stacks(training.network, training.inputs(1).batch[0][0]):
+        if not self.stacks(training.network):
             self._one_by_one(training)
         elif self.graphs is not None:
-            self.graphs.run(training)
+            self.graphs.run(training, stacked_gradients)
         else:
             self.traces.run(training)
 
     def predict(self, network: Network, values: Values, inputs: Tensor, valid: Tensor) -> Tensor:
         """The outputs of every client's own weights on its own inputs, [clients, samples, ...]."""
-        if self.stacks(network, inputs[0]):
+        if self.stacks(network):
             with torch.no_grad():
                 return torch.vmap(lambda v, x, m: network.forward(v, x, m, train=False))(values, inputs, valid)
 
@@ -99,17 +124,10 @@ class Engine:
             self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         return list(self._pool.map(work, range(clients)))
 
-    def evaluation_size(self, activation_bytes: int, clients: int) -> int:
-        """How many samples of each client to evaluate at a time."""
-        budget = _CPU_EVALUATION_BYTES if self.device.type == "cpu" else _GPU_EVALUATION_BYTES
-        return max(1, budget // max(1, activation_bytes * clients))
-
     def _one_by_one(self, training: Training) -> None:
-        gradients = single_gradients(training.network, training.objective)
-
         def work(client: int) -> Tensor:
             alone = training.one(client)
-            alone.run(lambda width: gradients)
+            self._run_alone(alone)
             for name, tensor in alone.values.items():
                 training.values[name][client] = tensor[0]
             return alone.loss
@@ -127,14 +145,30 @@ class Engine:
         for client, loss in zip(clients, losses, strict=True):
             training.loss[client] = loss[0]
 
+    def _run_alone(self, alone: Training) -> None:
+        """A client by itself: as a CUDA graph where the network can be captured, else step by step."""
+        if self.graphs is not None and not _random(alone.network.module) and id(alone.network) not in self._uncaptured:
+            before = {name: tensor.clone() for name, tensor in alone.values.items()}
+            try:
+                self.graphs.run(alone, single_gradients)
+                return
+            except RuntimeError as error:  # a network may ask for a value on the host, which no graph can give
+                log.info("%s runs without CUDA graphs: %s", alone.network.name, str(error).splitlines()[0])
+                self._uncaptured.add(id(alone.network))
+                alone.values.update(before)
+        gradients = single_gradients(alone.network, alone.objective)
+        alone.run(lambda width: gradients)
+
     def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
+        if self.mode == "one-by-one":
+            return False, ""
         obstacle = _obstacle(network, sample)
         if obstacle and self.mode == "stacked":
             raise UserError(f"engine=stacked: network {network.name} cannot be stacked ({obstacle}); allowed: auto")
         if obstacle:
             return False, f": {obstacle}"
-        if self.mode != "auto":
-            return self.mode == "stacked", ""
+        if self.mode == "stacked":
+            return True, ""
         if self.device.type == "cpu" and _convolutional(network.module):
             return False, f": on a CPU convolutions are faster side by side, {self.workers} workers"
         return True, ""
@@ -171,7 +205,7 @@ def _convolutional(module: nn.Module) -> bool:
     return any(isinstance(child, nn.modules.conv._ConvNd) for child in module.modules())
 
 
-def activation_bytes(network: Network, sample: Tensor) -> int:
+def _activation_bytes(network: Network, sample: Tensor) -> int:
     """Roughly what one sample takes in a forward pass: the outputs of all modules together."""
     total = 0
 

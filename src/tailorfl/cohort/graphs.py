@@ -1,16 +1,17 @@
 """Training steps as CUDA graphs: captured once for a shape, replayed for every step of every round."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from tailorfl.cohort.gradients import stacked_gradients
+from tailorfl.cohort.gradients import Gradients
+from tailorfl.cohort.objective import Objective
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.cohort.training import Training
-from tailorfl.models.network import Values
+from tailorfl.models.network import Network, Values
 
 
 def roomy(number: int) -> int:
@@ -28,10 +29,10 @@ class GraphCache:
         self.capacity = capacity
         self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
 
-    def run(self, training: Training) -> None:
-        """Train as ``training.run()`` does, by replaying graphs."""
-        key = _key(training)
-        program = self.programs.pop(key, None) or _Program(training)
+    def run(self, training: Training, kind: Callable[[Network, Objective], Gradients]) -> None:
+        """Train as ``training.run`` does, by replaying graphs of its steps."""
+        key = (kind, _key(training))
+        program = self.programs.pop(key, None) or _Program(training, kind(training.network, training.objective))
         self.programs[key] = program
         while len(self.programs) > self.capacity:
             self.programs.popitem(last=False)
@@ -41,9 +42,9 @@ class GraphCache:
 class _Program:
     """Static tensors with room for one shape of training, and a graph for each width of the shrinking stack."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, gradients: Gradients) -> None:
         self.static = _static_copy(training)
-        self.gradients = stacked_gradients(training.network, training.objective)
+        self.gradients = gradients
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 

@@ -100,7 +100,8 @@ class Optimizer:
         torch._foreach_lerp_(first, list(gradients), 1 - self.betas[0])
         torch._foreach_mul_(second, self.betas[1])
         torch._foreach_addcmul_(second, list(gradients), list(gradients), 1 - self.betas[1])
-        corrections = [(1 - beta**count).to(gradients[0].dtype) for beta in self.betas]
+        # In double precision first: 1 - beta is a difference of nearly equal numbers.
+        corrections = [(1 - beta ** count.double()).to(gradients[0].dtype) for beta in self.betas]
         return [
             (m / corrections[0]) / ((v / corrections[1]).sqrt() + self.epsilon)
             for m, v in zip(first, second, strict=True)

@@ -118,19 +118,22 @@ class Training:
         clients that have finished then go through the motions, and get back what they finished with.
         """
         widths = self.widths()
-        finished: list[tuple[slice, Values]] = []
+        finished = [self._rows(widths[0], len(self.samples.rows))]  # clients without a step stay as they are
         width, compute = 0, None
         for active, next_active in zip(widths, [*widths[1:], 0], strict=True):
             if compute is None or width != min(pad(active), len(self.samples.rows)):
                 width = min(pad(active), len(self.samples.rows))
                 compute = gradients(width)
             self.step(width, compute, active)
-            if next_active < active and next_active:
-                rows = slice(next_active, active)
-                finished.append((rows, {name: tensor[rows].clone() for name, tensor in self.values.items()}))
+            if 0 < next_active < active:
+                finished.append(self._rows(next_active, active))
         for rows, values in finished:
             for name, tensor in values.items():
                 self.values[name][rows] = tensor
+
+    def _rows(self, start: int, end: int) -> tuple[slice, Values]:
+        rows = slice(start, end)
+        return rows, {name: tensor[rows].clone() for name, tensor in self.values.items()}
 
     def step(self, width: int, gradients: Gradients, active: int | None = None) -> None:
         """One step of the first ``width`` clients; the loss counts for the first ``active`` of them."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tailorfl.cohort.cohort import Scores, score
-from tailorfl.cohort.engine import Engine, activation_bytes
+from tailorfl.cohort.engine import Engine
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
 
@@ -73,7 +73,7 @@ def evaluate_common(
     hits = torch.zeros(len(data.targets))
     losses = torch.zeros(len(data.targets), dtype=torch.float64)
     on_device = {name: tensor.to(engine.device) for name, tensor in values.items()}
-    size = engine.evaluation_size(activation_bytes(network, data.decode(data.inputs[:1])), 1)
+    size = engine.evaluation_size(engine.plan(network, data.decode(data.inputs[:1])), 1)
     with torch.no_grad():
         for part in rows.split(size):
             there = part.to(engine.device)

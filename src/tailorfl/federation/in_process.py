@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tailorfl.cohort import Cohort, Engine
 from tailorfl.cohort.cohort import Scores
-from tailorfl.cohort.engine import activation_bytes
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.exchange.messages import Answers, Message
@@ -41,7 +40,9 @@ class InProcess:
         self.initial = self.network.initial()
         personal = sum(self.initial[name].nbytes for name in self.method.personal(self.network))
         self.store = ClientStore(store_device(self.engine.device, self.data.clients, personal))
-        self._stack_size = self._fitting()
+        plan = self.engine.plan(self.network, self.data.decode(self.data.inputs[:1]))
+        batch_size = self.method.batch_size or int(self.data.train.counts.max())
+        self._stack_size = self.engine.stack_size(plan, batch_size)
 
     @property
     def trainable(self) -> tuple[int, ...]:
@@ -117,11 +118,6 @@ class InProcess:
         ordered = sorted(clients, key=lambda client: (-int(counts[client]), client))
         for start in range(0, len(ordered), self._stack_size):
             yield tuple(ordered[start : start + self._stack_size])
-
-    def _fitting(self) -> int:
-        sample = self.data.decode(self.data.inputs[:1])
-        batch = self.method.batch_size or int(self.data.train.counts.max())
-        return self.engine.stack_size(self.network, 3 * batch * activation_bytes(self.network, sample))
 
     def _report(self, round: int, diverged: list[int]) -> None:
         self.diverged += diverged

@@ -1,0 +1,67 @@
+"""CUDA graphs compute what step-by-step training computes."""
+
+import pytest
+import torch
+from conftest import close, make_cohort
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tailorfl.cohort import Engine
+from tailorfl.cohort.graphs import roomy
+from tailorfl.data import Augmentation
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+UNEQUAL = [23, 12, 12, 7, 1]
+
+
+@given(st.integers(1, 100_000))
+def test_room_is_enough_and_an_eighth_too_much_at_most(number):
+    assert number <= roomy(number) <= max(number, 1.125 * number)
+    assert roomy(roomy(number)) == roomy(number)
+
+
+def on_gpu(cohort):
+    device = torch.device("cuda")
+    cohort.engine = Engine(device, cohort.engine.mode)
+    cohort.network.__class__.__init__(cohort.network, cohort.network.module, "net", device)
+    cohort.data = cohort.data.to(device)
+    cohort.values = {name: tensor.to(device) for name, tensor in cohort.values.items()}
+    cohort.__post_init__()
+    return cohort
+
+
+@needs_gpu
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("network", ["mlp", "cnn", "stride-cnn"])
+def test_graphs_equal_the_cpu_over_several_rounds(network, optimizer, mode):
+    options = {"shape": (3, 16, 16), "batch_size": 5, "local_epochs": 2, "optimizer": optimizer, "lr": 0.001,
+               "augmentation": Augmentation.parse("flip,crop2"), "weight_decay": 0.01}  # fmt: skip
+    cpu = make_cohort(UNEQUAL, network, "one-by-one", **options)
+    gpu = on_gpu(make_cohort(UNEQUAL, network, mode, **options))
+    for number in (1, 2, 3):
+        cpu.round = gpu.round = number
+        losses = cpu.fit(), gpu.fit().cpu()
+        assert torch.allclose(*losses, atol=1e-6)
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-6)
+
+
+class Asking(nn.Module):
+    """Asks for a value on the host, which neither a stack nor a graph can give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1)) * (2.0 if x.abs().max().item() > 0 else 1.0)
+
+
+@needs_gpu
+def test_a_network_that_cannot_be_captured_still_trains():
+    cpu, gpu = make_cohort(UNEQUAL, Asking()), on_gpu(make_cohort(UNEQUAL, Asking()))
+    gpu.values = {name: tensor.cuda() for name, tensor in cpu.values.items()}
+    cpu.fit()
+    gpu.fit()
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-6)

@@ -1,0 +1,303 @@
+"""Local training: what a step computes, and that it does not depend on who trains beside a client."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close, make_cohort
+from torch import Tensor, nn
+
+from tailorfl.cohort import Engine, traces
+from tailorfl.cohort.objective import Batch, Client, cross_entropy
+from tailorfl.data import Augmentation
+from tailorfl.errors import UserError
+from tailorfl.models import build_module
+
+UNEQUAL = [23, 12, 12, 7, 1]
+
+
+def reference(cohort, client: int, epochs: int, **sgd: float) -> dict[str, Tensor]:
+    """Ordinary PyTorch for one client: its own module, torch.optim.SGD, the batches of the cohort's schedule."""
+    from tailorfl.cohort.schedule import mini_batches
+
+    module = cohort.network.module
+    module.load_state_dict({name: tensor[client] for name, tensor in cohort.values.items()}, strict=False)
+    optimizer = torch.optim.SGD(module.parameters(), **sgd)
+    rows = cohort.data.train.of(client)
+    stream = (cohort.seed, "train", cohort.round, client)
+    schedule = mini_batches([len(rows)], cohort.options.batch_size, epochs, None, [stream], None)
+    for positions in schedule.positions[:, 0]:
+        chosen = rows[positions[positions >= 0]]
+        optimizer.zero_grad()
+        outputs = module(cohort.data.decode(cohort.data.inputs[chosen]))
+        F.cross_entropy(outputs, cohort.data.targets[chosen]).backward()
+        optimizer.step()
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def test_one_full_batch_step_is_the_gradient_step_computed_by_hand():
+    cohort = make_cohort([5], "linear", batch_size=0, lr=0.1, momentum=0.0, local_epochs=1)
+    weight, bias = (cohort.values[name][0].clone() for name in cohort.network.parameters)
+    rows = cohort.data.train.of(0)
+    x = cohort.data.decode(cohort.data.inputs[rows]).flatten(1)
+    wrong = (x @ weight.T + bias).softmax(1) - F.one_hot(cohort.data.targets[rows], 4)
+    loss = cohort.fit()
+    assert torch.allclose(cohort.values[cohort.network.parameters[0]][0], weight - 0.1 * wrong.T @ x / 5, atol=1e-12)
+    assert torch.allclose(cohort.values[cohort.network.parameters[1]][0], bias - 0.1 * wrong.mean(0), atol=1e-12)
+    by_hand = F.cross_entropy(x @ weight.T + bias, cohort.data.targets[rows])
+    assert loss[0].item() == pytest.approx(by_hand.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_training_is_what_plain_pytorch_computes_for_each_client(mode):
+    cohort = make_cohort(UNEQUAL, "mlp", mode, batch_size=5, lr=0.1, momentum=0.9, weight_decay=0.01, local_epochs=3)
+    wanted = [reference(cohort, k, 3, lr=0.1, momentum=0.9, weight_decay=0.01) for k in range(len(UNEQUAL))]
+    cohort.fit()
+    for client, values in enumerate(wanted):
+        assert close(values, {name: tensor[client] for name, tensor in cohort.values.items()})
+
+
+@pytest.mark.parametrize("network", ["linear", "mlp", "cnn", "ppfe-cnn", "pflego-omniglot", "pmixfed-cnn"])
+def test_stacked_equals_one_by_one_for_unequal_clients(network):
+    results = []
+    for mode in ("stacked", "one-by-one"):
+        cohort = make_cohort([9, 6, 4, 1], network, mode, shape=(1, 16, 16), batch_size=4, local_epochs=2,
+                             augmentation=Augmentation.parse("flip,crop2"))  # fmt: skip
+        results.append((cohort.values, cohort.fit()))
+    assert close(results[0][0], results[1][0])
+    assert torch.allclose(results[0][1], results[1][1], atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [("stride-cnn", {}), ("resnet18", {"width": 0.1, "stages": 4, "stem": "cifar"}), ("mobilenet", {"width": 0.1})],
+)
+def test_one_step_of_a_deep_network_is_the_same_stacked_and_alone(network, options):
+    # One step: from then on batch norm magnifies rounding.
+    results = []
+    for mode in ("stacked", "one-by-one"):
+        torch.manual_seed(0)
+        module = build_module(network, (3, 16, 16), 4, **options)
+        cohort = make_cohort([6, 5, 3], module, mode, shape=(3, 16, 16), batch_size=0, local_epochs=1)
+        cohort.fit()
+        results.append(cohort.values)
+    assert close(*results)
+
+
+def test_adam_is_the_same_stacked_and_alone():
+    results = []
+    for mode in ("stacked", "one-by-one"):
+        cohort = make_cohort(UNEQUAL, "mlp", mode, batch_size=5, optimizer="adam", lr=0.001, weight_decay=0.01)
+        cohort.fit()
+        results.append(cohort.values)
+    assert close(*results, 1e-8)
+
+
+@pytest.mark.parametrize("network", ["mlp", "stride-cnn"])
+def test_a_traced_step_computes_what_vmap_computes(network, monkeypatch):
+    results = []
+    for eager_steps in (10**9, 2):
+        monkeypatch.setattr(traces, "EAGER_STEPS", eager_steps)
+        cohort = make_cohort(UNEQUAL, network, "stacked", shape=(3, 16, 16), batch_size=4, local_epochs=2)
+        cohort.fit()
+        results.append(cohort.values)
+        traced = [program for program in cohort.engine.traces.programs.values() if program.traced]
+        assert bool(traced) == (eager_steps == 2)
+    assert close(*results)
+
+
+@pytest.mark.parametrize("batch_size", [0, 5, 100])
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_a_client_trains_the_same_whoever_is_beside_it(mode, batch_size):
+    together = make_cohort(UNEQUAL, "stride-cnn", mode, shape=(3, 16, 16), batch_size=batch_size,
+                           augmentation=Augmentation.parse("flip,crop1"))  # fmt: skip
+    together.fit()
+    for client in range(len(UNEQUAL)):
+        alone = make_cohort(UNEQUAL, "stride-cnn", mode, clients=(client,), shape=(3, 16, 16), batch_size=batch_size,
+                            augmentation=Augmentation.parse("flip,crop1"))  # fmt: skip
+        alone.fit()
+        assert close(alone.values, {name: tensor[client : client + 1] for name, tensor in together.values.items()})
+
+
+def test_a_client_without_samples_keeps_its_weights():
+    cohort = make_cohort([6, 0], "mlp", "stacked")
+    before = {name: tensor[1].clone() for name, tensor in cohort.values.items()}
+    loss = cohort.fit()
+    assert all(torch.equal(before[name], cohort.values[name][1]) for name in before)
+    assert loss[1] == 0
+
+
+def test_only_the_named_tensors_are_trained():
+    cohort = make_cohort(UNEQUAL, "mlp")
+    before = {name: tensor.clone() for name, tensor in cohort.values.items()}
+    head = cohort.network.layers[-1].parameters
+    cohort.fit(train=head)
+    for name, tensor in cohort.values.items():
+        assert torch.equal(tensor, before[name]) == (name not in head)
+
+
+def test_a_sample_of_weight_zero_might_as_well_not_be_there():
+    cohort = make_cohort([4], "mlp", batch_size=0, local_epochs=2, momentum=0.5)
+    module = cohort.network.module
+    module.load_state_dict({name: tensor[0] for name, tensor in cohort.values.items()})
+    # Weights sum to the number of samples; the mean over the three that count is 4/3 of theirs.
+    cohort.fit(weights=torch.tensor([[4 / 3, 4 / 3, 4 / 3, 0.0]], dtype=torch.float64))
+    rows = cohort.data.train.of(0)[:3]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        outputs = module(cohort.data.decode(cohort.data.inputs[rows]))
+        F.cross_entropy(outputs, cohort.data.targets[rows]).backward()
+        optimizer.step()
+    assert close({n: p.detach() for n, p in module.named_parameters()}, {n: t[0] for n, t in cohort.values.items()})
+
+
+def test_learning_rates_may_differ_by_name():
+    cohort = make_cohort([6], "mlp", batch_size=0, local_epochs=1, momentum=0.0)
+    slow = make_cohort([6], "mlp", batch_size=0, local_epochs=1, momentum=0.0)
+    before = {name: tensor.clone() for name, tensor in cohort.values.items()}
+    head = set(cohort.network.layers[-1].parameters)
+    cohort.fit(lr={name: 0.1 if name in head else 0.01 for name in cohort.network.parameters})
+    slow.fit(lr=0.01)
+    for name in cohort.network.parameters:
+        factor = 10 if name in head else 1
+        moved, slowly = cohort.values[name] - before[name], slow.values[name] - before[name]
+        assert torch.allclose(moved, factor * slowly, atol=1e-12)
+
+
+def pulled(client: Client, batch: Batch) -> Tensor:
+    """Cross-entropy, and a pull of the head's bias to a target of the client's and to one of all."""
+    bias = client.values["head.bias"]
+    away = (bias - client.own["target"]).square().sum() + (bias - client.common["target"]).square().sum()
+    return cross_entropy(client, batch) + away
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_an_objective_reads_what_a_method_lays_beside_the_weights(mode):
+    cohort = make_cohort([6, 5], "mlp", mode, batch_size=0, local_epochs=1, momentum=0.0, lr=0.5)
+    own = {"target": torch.tensor([[1.0] * 4, [2.0] * 4], dtype=torch.float64)}
+    common = {"target": torch.full((4,), 3.0, dtype=torch.float64)}
+    plain, _ = cohort.gradient(train=["head.bias"])
+    bias = cohort.values["head.bias"].clone()
+    cohort.fit(pulled, train=["head.bias"], own=own, common=common)
+    wanted = bias - 0.5 * (plain["head.bias"] + 2 * (bias - own["target"]) + 2 * (bias - common["target"]))
+    assert torch.allclose(cohort.values["head.bias"], wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_the_full_gradient_is_the_same_in_parts(mode, monkeypatch):
+    cohort = make_cohort(UNEQUAL, "mlp", mode)
+    whole, loss = cohort.gradient()
+    monkeypatch.setattr(Engine, "evaluation_size", lambda self, plan, clients: 3)
+    parts, loss_of_parts = cohort.gradient()
+    assert close(whole, parts, 1e-12)
+    assert torch.allclose(loss, loss_of_parts, atol=1e-12)
+    rows = cohort.data.train.of(1)
+    module = cohort.network.module
+    module.load_state_dict({name: tensor[1] for name, tensor in cohort.values.items()})
+    module.zero_grad()
+    F.cross_entropy(module(cohort.data.decode(cohort.data.inputs[rows])), cohort.data.targets[rows]).backward()
+    assert close({n: p.grad for n, p in module.named_parameters()}, {n: t[1] for n, t in whole.items()}, 1e-12)
+
+
+def test_the_head_on_the_features_is_the_network_and_can_be_trained_on_them():
+    cohort = make_cohort(UNEQUAL, "mlp", batch_size=0, local_epochs=3)
+    features = cohort.features()
+    for client in range(len(UNEQUAL)):
+        own = {name: tensor[client] for name, tensor in cohort.values.items()}
+        rows = cohort.data.train.of(client)
+        outputs = cohort.network.forward(own, cohort.data.decode(cohort.data.inputs[rows]), None, train=False)
+        assert torch.allclose(cohort.network.head(own, features[client, : len(rows)], False), outputs, atol=1e-12)
+
+    def head_loss(client: Client, batch: Batch) -> Tensor:
+        return batch.mean(F.cross_entropy(client.head(batch.inputs), batch.targets, reduction="none"))
+
+    again = make_cohort(UNEQUAL, "mlp", batch_size=0, local_epochs=3)
+    head = cohort.network.layers[-1].parameters
+    cohort.fit(head_loss, train=head, inputs=features)
+    again.fit(train=head)
+    assert close(again.values, cohort.values)
+
+
+def test_batch_norm_statistics_are_each_clients_own_and_ignore_padding():
+    cohort = make_cohort([7, 3], "stride-cnn", "stacked", shape=(3, 16, 16), batch_size=5, local_epochs=1, lr=1e-9)
+    cohort.fit()
+    for client in (0, 1):
+        alone = make_cohort([7, 3], "stride-cnn", "stacked", shape=(3, 16, 16), batch_size=5, local_epochs=1, lr=1e-9,
+                            clients=(client,))  # fmt: skip
+        alone.fit()
+        for name in cohort.network.buffers:
+            assert torch.allclose(alone.values[name][0], cohort.values[name][client], atol=1e-12)
+    assert not torch.allclose(*cohort.values["conv1.norm.running_mean"])
+
+
+class Recurrent(nn.Module):
+    """Rows of an image as a sequence: torch's LSTM, which has no batching rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, batch_first=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x[:, 0])[0][:, -1])
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("module", [Recurrent, Dropping])
+def test_what_cannot_be_stacked_runs_one_by_one_and_the_log_says_so(module, caplog):
+    with caplog.at_level(logging.INFO, logger="tailorfl"):
+        cohort = make_cohort(UNEQUAL, module())
+        cohort.fit()
+    assert not cohort.plan.stacked
+    assert "net runs one by one: " in caplog.text
+    torch.manual_seed(99)  # what other code draws must not matter
+    alone = make_cohort(UNEQUAL, cohort.network.module, clients=(2,))
+    torch.manual_seed(5)
+    start = make_cohort(UNEQUAL, alone.network.module, clients=(2,))
+    alone.values = {name: tensor.clone() for name, tensor in start.values.items()}
+    alone.fit()
+    start.fit()
+    assert close(alone.values, start.values)
+    with pytest.raises(UserError, match="cannot be stacked"):
+        make_cohort(UNEQUAL, module(), "stacked")
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(63, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1))
+
+
+def test_a_network_that_does_not_run_at_all_shows_its_own_error():
+    with pytest.raises(RuntimeError, match="63"):
+        make_cohort(UNEQUAL, Broken())
+
+
+def test_evaluation_counts_hits_and_losses_of_each_client():
+    for mode in ("stacked", "one-by-one"):
+        cohort = make_cohort(UNEQUAL, "mlp", mode)
+        scores = cohort.evaluate("test")
+        for client in range(len(UNEQUAL)):
+            rows = cohort.data.test.of(client)
+            own = {name: tensor[client] for name, tensor in cohort.values.items()}
+            outputs = cohort.network.forward(own, cohort.data.decode(cohort.data.inputs[rows]), None, train=False)
+            targets = cohort.data.targets[rows]
+            assert scores.samples[client] == len(rows)
+            assert scores.correct[client] == (outputs.argmax(1) == targets).sum()
+            assert scores.loss[client].item() == pytest.approx(
+                F.cross_entropy(outputs, targets, reduction="sum").item()
+            )
