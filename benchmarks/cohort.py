@@ -132,7 +132,13 @@ def uneven(name: str, clients: int, device: torch.device, repeats: int) -> None:
         spent = seconds(one, repeats)
         first = first or spent
         spread = f"{counts.min()} to {counts.max()} samples"
-        _line(f"{name}, {clients} clients, {title} ({spread})", spent, first)
+        print(
+            f"{name}, {clients} clients, {title} ({spread})".ljust(62), f"{spent:9.4f} s   {spent / first:6.2f} times"
+        )
+    # Steps of one client follow each other: no engine can be faster than its largest client.
+    one, _ = engine_round(network, federation_of(sizes.max(keepdims=True), SHAPES[name], device), "auto")
+    spent = seconds(one, repeats)
+    print(f"{name}, the largest client alone".ljust(62), f"{spent:9.4f} s   {spent / first:6.2f} times", flush=True)
 
 
 def many(device: torch.device, repeats: int) -> None:

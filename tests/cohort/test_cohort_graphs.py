@@ -40,11 +40,11 @@ def test_graphs_equal_the_cpu_over_several_rounds(network, optimizer, mode):
                "augmentation": Augmentation.parse("flip,crop2"), "weight_decay": 0.01}  # fmt: skip
     cpu = make_cohort(UNEQUAL, network, "one-by-one", **options)
     gpu = on_gpu(make_cohort(UNEQUAL, network, mode, **options))
-    for number in (1, 2, 3):
+    for number in (1, 2) if network != "stride-cnn" else (1,):  # batch norm magnifies rounding
         cpu.round = gpu.round = number
         losses = cpu.fit(), gpu.fit().cpu()
-        assert torch.allclose(*losses, atol=1e-6)
-    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-6)
+        assert torch.allclose(*losses, atol=1e-9)
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
 
 
 class Asking(nn.Module):
@@ -64,4 +64,4 @@ def test_a_network_that_cannot_be_captured_still_trains():
     gpu.values = {name: tensor.cuda() for name, tensor in cpu.values.items()}
     cpu.fit()
     gpu.fit()
-    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-6)
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)

@@ -154,7 +154,7 @@ class Cohort:
                 inputs = Inputs(
                     {name: self.values[name][clients] for name in trained},
                     {name: tensor[clients] for name, tensor in self.values.items() if name not in trained},
-                    (batch.inputs, batch.targets, batch.valid, batch.weight),
+                    (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
                     {name: tensor[clients] for name, tensor in (own or {}).items()},
                     common or {},
                 )

@@ -16,7 +16,7 @@ class Inputs(NamedTuple):
 
     trained: Values
     fixed: Values
-    batch: tuple[Tensor, Tensor, Tensor, Tensor]  # inputs, targets, valid, weight
+    batch: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # the fields of a Batch
     own: Values
     common: Values
 

@@ -117,7 +117,7 @@ def _static_copy(training: Training) -> Training:
         values={name: room(tensor, clients) for name, tensor in training.values.items()},
         own={name: room(tensor, clients) for name, tensor in training.own.items()},
         common={name: tensor.clone() for name, tensor in training.common.items()},
-        rates=tuple(torch.zeros((), device=device) for _ in training.rates),
+        rates=torch.zeros(len(training.rates), dtype=training.loss.dtype, device=device),
         samples=replace(
             samples,
             rows=room(samples.rows, clients, longest),
@@ -138,7 +138,7 @@ def _load(static: Training, training: Training) -> None:
     """Lay this round's tensors into the static ones and start from step 0."""
     batches = training.batches.tensors()
     for name, tensor in static.batches.tensors().items():
-        tensor.zero_()  # zero is padding: neither valid nor of any weight
+        tensor.fill_(1 if name == "size" else 0)  # padding: neither valid nor of any weight
         _lay(tensor, batches[name])
     for name, tensor in training.values.items():
         _lay(static.values[name], tensor)
@@ -146,9 +146,8 @@ def _load(static: Training, training: Training) -> None:
         _lay(static.own[name], tensor)
     for name, tensor in training.common.items():
         static.common[name].copy_(tensor)
-    for rate, number in zip(static.rates, training.rates, strict=True):
-        assert isinstance(rate, Tensor)
-        rate.fill_(number)
+    assert isinstance(static.rates, Tensor)
+    static.rates.copy_(torch.as_tensor(training.rates, dtype=static.rates.dtype))
     if static.samples.inputs is not None and training.samples.inputs is not None:
         _lay(static.samples.inputs, training.samples.inputs)
     static.schedule.steps.zero_()

@@ -17,12 +17,11 @@ class Batch:
     targets: Tensor
     valid: Tensor
     weight: Tensor
+    size: Tensor  # how many samples are real, a scalar; 1 where none is
 
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of one number a sample over the real samples of the batch."""
-        # where, not a product: a padded row may hold an infinite loss, and 0 * inf is not 0.
-        real = self.valid > 0
-        return (losses * self.weight).where(real, 0.0).sum() / self.valid.sum().clamp(min=1)
+        return (losses * self.weight).sum() / self.size
 
 
 @dataclass(frozen=True)

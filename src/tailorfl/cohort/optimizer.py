@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-Rate = float | Tensor
-
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -33,24 +31,27 @@ class Optimizer:
         parameters: Sequence[Tensor],
         gradients: Sequence[Tensor],
         state: Sequence[Sequence[Tensor]],
-        rates: Sequence[Rate],
+        rates: Sequence[float] | Tensor,
         count: Tensor,
         active: Tensor | None = None,
     ) -> None:
-        """One step in place, of stacks. ``active`` [clients] is 0 for clients that stay as they are.
+        """One step in place, of stacks. ``rates`` has a learning rate for each; ``count`` is 1 in the first step.
 
-        ``count`` is 1 in the first step.
+        Where ``rates`` is a tensor (it can change without a new CUDA graph), ``active`` [clients] may be 0 for clients
+        that stay as they are.
         """
-        if self.kind == "sgd" and active is None and not any(isinstance(rate, Tensor) for rate in rates):
+        if self.kind == "sgd" and not isinstance(rates, Tensor):
             self._fused(parameters, gradients, state, rates)
             return
         gradients = self._decayed(parameters, gradients)
         directions = self._adam(gradients, state, count) if self.kind == "adam" else self._sgd(gradients, state)
-        for parameter, direction, rate in zip(parameters, directions, rates, strict=True):
-            if isinstance(rate, Tensor):
-                scale = (rate if active is None else active * rate).reshape(-1, *[1] * (parameter.dim() - 1))
+        if isinstance(rates, Tensor):
+            scales = rates[None] if active is None else active[:, None] * rates
+            for k, (parameter, direction) in enumerate(zip(parameters, directions, strict=True)):
+                scale = scales[:, k].reshape(-1, *[1] * (parameter.dim() - 1))
                 parameter.addcmul_(direction, scale, value=-1)
-            else:
+        else:
+            for parameter, direction, rate in zip(parameters, directions, rates, strict=True):
                 parameter.sub_(direction, alpha=rate)
 
     def _fused(
@@ -58,7 +59,7 @@ class Optimizer:
         parameters: Sequence[Tensor],
         gradients: Sequence[Tensor],
         state: Sequence[Sequence[Tensor]],
-        rates: Sequence[Rate],
+        rates: Sequence[float],
     ) -> None:
         """torch's own SGD: one pass over memory instead of three, which is most of a small network's step."""
         for rate, decays in {(rate, self._decays(p)) for rate, p in zip(rates, parameters, strict=True)}:
@@ -69,7 +70,7 @@ class Optimizer:
                 [state[0][k] for k in chosen] if state else [None] * len(chosen),
                 weight_decay=self.weight_decay if decays else 0.0,
                 momentum=self.momentum,
-                lr=rate,  # type: ignore[arg-type]
+                lr=rate,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,

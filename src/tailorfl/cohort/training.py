@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tailorfl.cohort.gradients import Gradients, Inputs
 from tailorfl.cohort.objective import Batch, Objective
-from tailorfl.cohort.optimizer import Optimizer, Rate
+from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData
@@ -34,7 +34,7 @@ class Samples:
         if self.weights is not None:
             weight = valid * self.weights.to(dtype).expand(len(at), *self.weights.shape).gather(2, at)
         found = rows if self.inputs is None else at
-        return Batches(found, self.data.targets[rows], valid, weight, schedule.draws)
+        return Batches(found, self.data.targets[rows], valid, weight, valid.sum(2).clamp(min=1), schedule.draws)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All samples in their own order, ``size`` of each client at a time."""
@@ -44,7 +44,7 @@ class Samples:
             inputs = self.data.decode(self.data.inputs[rows])
             valid = (positions < self.counts[:, None]).to(_floating(inputs))
             weight = valid if self.weights is None else valid * self.weights[:, start : start + size]
-            yield Batch(inputs, self.data.targets[rows], valid, weight)
+            yield Batch(inputs, self.data.targets[rows], valid, weight, valid.sum(1).clamp(min=1))
 
     def of(self, clients: slice) -> "Samples":
         """The same for some of the clients."""
@@ -65,10 +65,11 @@ class Batches:
     targets: Tensor
     valid: Tensor
     weight: Tensor
+    size: Tensor  # [steps, clients]
     draws: Values  # numbers for the augmentation
 
     def tensors(self) -> Values:
-        named = {"found": self.found, "targets": self.targets, "valid": self.valid, "weight": self.weight}
+        named = {name: getattr(self, name) for name in ("found", "targets", "valid", "weight", "size")}
         return named | {f"draw {name}": numbers for name, numbers in self.draws.items()}
 
     def at(self, step: Tensor, width: int) -> "Batches":
@@ -80,7 +81,7 @@ class Batches:
         draws = {name: pick(numbers) for name, numbers in self.draws.items()}
         valid = pick(self.valid)
         weight = valid if self.weight is self.valid else pick(self.weight)
-        return Batches(pick(self.found), pick(self.targets), valid, weight, draws)
+        return Batches(pick(self.found), pick(self.targets), valid, weight, pick(self.size), draws)
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Training:
     objective: Objective
     optimizer: Optimizer
     trained: tuple[str, ...]
-    rates: tuple[Rate, ...]  # a learning rate for each trained name
+    rates: tuple[float, ...] | Tensor  # a learning rate for each trained name
     values: Values  # stacked, [clients, ...]
     samples: Samples
     schedule: Schedule
@@ -159,7 +160,7 @@ class Training:
         return Inputs(
             {name: self.values[name][:width] for name in self.trained},
             {name: tensor[:width] for name, tensor in self.values.items() if name not in trained},
-            (self._look_up(batch), batch.targets, batch.valid, batch.weight),
+            (self._look_up(batch), batch.targets, batch.valid, batch.weight, batch.size),
             {name: tensor[:width] for name, tensor in self.own.items()},
             self.common,
         )
