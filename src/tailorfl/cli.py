@@ -1,7 +1,9 @@
 """The command ``tailor``."""
 
+import inspect
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -9,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 
 from tailorfl import __version__
@@ -24,10 +27,13 @@ app = typer.Typer(
 data_app = typer.Typer(help="Datasets: list, inspect, prepare.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-out = Console()
-err = Console(stderr=True)
+# What is printed may hold anything a user typed: no :codes: for pictures in it.
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
-Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, over the file's.")]
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, or of typer's own copy of it
+
+Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, over the file's.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="TAILOR_DATA", help="The folder that holds the datasets.")
@@ -56,7 +62,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train one method and write the results into a folder."""
-    from tailorfl.study.config import configure, read_config, read_settings
+    from tailorfl.study.config import configure, read_settings
     from tailorfl.study.run import CONFIG
     from tailorfl.study.tables import summary_table
 
@@ -67,14 +73,14 @@ def run(
         method = None
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the run")
-    if resume and method is None and not pairs and config is None and out_dir is not None:
-        checked = read_config(out_dir / CONFIG)
-    else:
-        read = read_settings(pairs, config)
-        name = method or read.get("method")
-        if not name:
-            raise UserError("no method is named; allowed: tailor run METHOD, or a line 'method: NAME' in --config")
-        checked = configure(str(name), read)
+    read = read_settings(pairs, config)
+    stored = read_settings([], out_dir / CONFIG) if resume and out_dir and (out_dir / CONFIG).is_file() else {}
+    name = method or read.get("method") or stored.get("method")
+    if not name and resume:
+        raise UserError(f"{out_dir} holds no run to resume ({CONFIG} is missing)")
+    if not name:
+        raise UserError("no method is named; allowed: tailor run METHOD, or a line 'method: NAME' in --config")
+    checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
     folder = out_dir or _fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
     summary = _run(checked, folder, data_dir, resume, force, quiet)
     if summary is None:
@@ -85,7 +91,9 @@ def run(
 
 @app.command()
 def compare(
-    arguments: Annotated[list[str], typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods and settings.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="METHOD|KEY=VALUE", help="Methods, then settings.")
+    ] = None,
     config: ConfigFile = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="The comparison's folder.")] = None,
     data_dir: DataDir = None,
@@ -99,8 +107,8 @@ def compare(
     from tailorfl.study.tables import summary_table
 
     _log(quiet)
-    names = [argument for argument in arguments if "=" not in argument]
-    read = read_settings([argument for argument in arguments if "=" in argument], config)
+    names = [argument for argument in arguments or () if "=" not in argument]
+    read = read_settings([argument for argument in arguments or () if "=" in argument], config)
     if not names:
         raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
     configs = configure_all(names, read)
@@ -113,7 +121,7 @@ def compare(
         raise UserError(f"{taken[0]} exists; allowed: another --out, --resume to go on, --force to replace")
 
     def one(checked: Any, path: Path) -> dict[str, Any] | None:
-        return _run(checked, path, data_dir, resume and path.exists(), force, quiet)
+        return _run(checked, path, data_dir, resume, force, quiet)
 
     summaries = run_all(configs, folder, one)
     if summaries is None:
@@ -136,12 +144,13 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, with al
 
     if name:
         kind = find_method(name)
-        out.print(f"[bold]{name}[/bold]  {kind.__doc__ or ''}", highlight=False)
+        about = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(kind.__doc__ or ""))
+        out.print(f"[bold]{name}[/bold]  {escape(about)}\n", highlight=False)
         out.print(_options(kind))
         return
     table = Table("method", "paper", "idea")
     for known, kind in all_methods().items():
-        table.add_row(known, kind.paper, (kind.__doc__ or "").strip().splitlines()[0])
+        table.add_row(known, kind.paper, escape(_idea(kind)))
     out.print(table)
 
 
@@ -150,12 +159,13 @@ def data_list(data_dir: DataDir = None) -> None:
     """What data there is, and which of it is in the data folder."""
     from tailorfl.data import SOURCES
 
-    table = Table("data", "what it is", "files below the data folder")
+    table = Table("data", "what it is", "below the data folder")
     for name, entry in SOURCES.items():
         shown = f"{name}:{entry.argument}" if entry.argument else name
         there = data_dir is not None and all(_present(data_dir, file) for file in entry.files)
-        mark = ("[green]present[/green]: " if there else "missing: ") if entry.files else ""
-        table.add_row(shown, entry.description, mark + (", ".join(entry.files) or entry.obtain))
+        folders = ", ".join(dict.fromkeys(file.split("/")[0] for file in entry.files))
+        state = f"{folders}: {'[green]present[/green]' if there else 'missing'}" if entry.files else entry.obtain
+        table.add_row(shown, entry.description, state)
     out.print(table)
 
 
@@ -217,13 +227,22 @@ def data_prepare(
 def main() -> None:
     """Run the command; bad input is one line on stderr and exit status 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except UserError as error:
-        err.print(f"tailor: {error}", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(2)
+        _refuse(str(error))
     except OSError as error:
-        err.print(f"tailor: {error.filename}: {error.strerror}", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(2)
+        _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except USAGE_ERROR as error:
+        _refuse(error.format_message())
+    except (typer.Abort, KeyboardInterrupt):
+        err.print("stopped")
+        sys.exit(130)
+
+
+def _refuse(message: str) -> NoReturn:
+    if message:  # none where the help was printed instead
+        err.print(f"tailor: {message}", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(2)
 
 
 def _run(
@@ -232,7 +251,7 @@ def _run(
     from tailorfl.study.progress import RunProgress, StopOnInterrupt
     from tailorfl.study.run import Run
 
-    shown = Console(stderr=True, quiet=quiet)
+    shown = Console(stderr=True, quiet=quiet, emoji=False)
     with StopOnInterrupt(err) as stop, RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
         return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
 
@@ -253,6 +272,11 @@ def _log(quiet: bool) -> None:
     handler = RichHandler(console=err, show_path=False, show_time=False, markup=False, highlighter=None)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     logging.getLogger("tailorfl").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _idea(kind: Any) -> str:
+    """The first line of what a method says of itself, without the paper."""
+    return re.sub(r" \([^()]*\d{4}\)", "", inspect.cleandoc(kind.__doc__ or "").partition("\n")[0])
 
 
 def _options(kind: Any) -> Table:

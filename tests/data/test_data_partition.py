@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.data.partition import PARTITIONS, Lists, PartitionOptions, Rows, divide
+from tailorfl.data.partition import PARTITIONS, Lists, PartitionOptions, Rows, divide, settle
 from tailorfl.errors import UserError
 from tailorfl.seeding import generator
 
@@ -16,7 +16,8 @@ quick = settings(max_examples=60, deadline=None)
 
 
 def divided(labels: np.ndarray, seed: int = 0, owner: np.ndarray | None = None, **options: object) -> Lists:
-    return divide(Rows(len(labels), labels, owner), PartitionOptions(**options), generator(seed, "partition"))
+    rows = Rows(len(labels), labels, owner)
+    return divide(rows, settle(rows, PartitionOptions(**options)), generator(seed, "partition"))
 
 
 def balanced(classes: int, each: int, seed: int = 0) -> np.ndarray:
@@ -191,7 +192,7 @@ def test_samples_per_client_is_a_limit_elsewhere(partition: str) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"partition": "random"}, "partition=random is not known; allowed: classes, shards, dirichlet"),
+        ({"partition": "random"}, "partition=random is not known; allowed: auto, classes, shards, dirichlet"),
         ({"clients": 0}, "clients=0, allowed: at least 1"),
         ({"clients": 1000}, "clients=1000: there are 100 training rows"),
         ({"classes_per_client": 6}, "classes_per_client=6: the source has 5 classes"),
@@ -222,5 +223,24 @@ def test_natural_clients_that_are_all_too_small_are_refused() -> None:
 
 @pytest.mark.parametrize("partition", ["classes", "shards", "dirichlet", "round-robin"])
 def test_a_regression_has_no_classes_to_divide_by(partition: str) -> None:
+    rows = Rows(100, None)
+    division = settle(rows, PartitionOptions(partition=partition))
     with pytest.raises(UserError, match="needs class labels and the source is a regression; allowed: iid, natural"):
-        divide(Rows(100, None), PartitionOptions(partition=partition), generator(0))
+        divide(rows, division, generator(0))
+
+
+def test_auto_follows_the_source_and_natural_takes_every_client_there_is():
+    owner = np.repeat(np.arange(30), 12)
+    named = settle(Rows(360, None, owner), PartitionOptions())
+    assert (named.partition, named.clients) == ("natural", 30)
+    nameless = settle(Rows(360, np.zeros(360, np.int64)), PartitionOptions())
+    assert (nameless.partition, nameless.clients) == ("classes", 20)
+    assert settle(Rows(360, None), PartitionOptions()).partition == "iid"
+
+
+def test_natural_clients_that_are_left_out_are_said_in_the_log(caplog):
+    owner = np.repeat(np.arange(4), [20, 20, 3, 20])
+    with caplog.at_level("INFO", logger="tailorfl"):
+        lists = divided(np.zeros(63, np.int64), owner=owner, partition="natural", clients=2)
+    assert len(lists) == 2
+    assert "2 of 4 natural clients take part: 1 have fewer than min_samples=10 samples, clients=2" in caplog.text

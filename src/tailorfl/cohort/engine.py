@@ -1,6 +1,7 @@
 """Where and how cohorts are computed: the device, stacked or one by one, and how many clients at a time."""
 
 import logging
+import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ def _obstacle(network: Network, sample: Tensor) -> str:
         torch.autograd.grad(outputs.sum(), leaves, materialize_grads=True)
     except Exception as error:  # anything a user's module may raise under vmap
         if _runs_alone(network, inputs[0]):
-            return str(error).strip().splitlines()[0][:120]
+            return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
         raise
     return ""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tailorfl.data.atomic import whole_file
 from tailorfl.data.holdout import class_counts, draw_tests, fraction_sizes, hold_out
-from tailorfl.data.partition import Lists, PartitionOptions, Rows, divide
+from tailorfl.data.partition import Lists, PartitionOptions, Rows, divide, settle
 from tailorfl.data.ragged import Ragged
 from tailorfl.data.reason import reason
 from tailorfl.data.source import Kind, Source
@@ -118,12 +118,14 @@ def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedD
     """Divide a source among clients. Only its training rows are divided; all is determined by the seed."""
     _check_fractions(options)
     labels = _labels(source.targets, source.regression)
-    lists = divide(_training_rows(source), options, generator(seed, "partition"))
-    train, test = _tests(source, labels, Ragged.from_lists(lists), options, seed)
+    rows = _training_rows(source)
+    division = settle(rows, options)
+    lists = divide(rows, division, generator(seed, "partition"))
+    train, test = _tests(source, labels, Ragged.from_lists(lists), options, division.partition == "natural", seed)
     sizes = fraction_sizes(train.counts.numpy(), options.validation_fraction)
     classes = max(len(source.classes), 1)
     train, validation = hold_out(train, labels, classes, sizes, generator(seed, "validation"))
-    names = _names(source, options, lists)
+    names = _names(source, division.partition == "natural", lists)
     new = _choose_new_clients(options.new_clients, len(lists), seed)
     return assemble(source, Partition(source.name, len(labels), names, train, validation, test, new))
 
@@ -203,18 +205,18 @@ def _training_rows(source: Source) -> Rows:
     return Rows(source.train_size, labels, owner)
 
 
-def _names(source: Source, options: PartitionOptions, lists: Lists) -> tuple[str, ...]:
-    if options.partition == "natural" and source.owner is not None:
+def _names(source: Source, natural: bool, lists: Lists) -> tuple[str, ...]:
+    if natural and source.owner is not None:
         return tuple(source.owners[int(source.owner[int(own[0])])] for own in lists)
     return tuple(map(str, range(len(lists))))
 
 
 def _tests(
-    source: Source, labels: np.ndarray, train: Ragged, options: PartitionOptions, seed: int
+    source: Source, labels: np.ndarray, train: Ragged, options: PartitionOptions, natural: bool, seed: int
 ) -> tuple[Ragged, Ragged]:
     """What stays for training, and the test rows: from the source's own test set, else from each client's rows."""
     rng, wanted, classes = generator(seed, "test"), options.test_samples_per_client, max(len(source.classes), 1)
-    if source.test_size and options.partition != "natural":
+    if source.test_size and not natural:
         test = draw_tests(class_counts(train, labels, classes), labels[source.train_size :], wanted, rng)
         return train, Ragged(test.index + source.train_size, test.offsets)
     counts = train.counts.numpy()

@@ -1,16 +1,20 @@
 """Divides the training rows of a source among clients: functions from labels to one list of rows a client."""
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tailorfl.errors import UserError
 
+log = logging.getLogger(__name__)
+
 Lists = list[np.ndarray]  # for each client the numbers of its rows, ascending; no row is in two lists
 DIRICHLET_TRIES = 20
+DEFAULT_CLIENTS = 20
 
 
 class PartitionOptions(BaseModel):
@@ -18,17 +22,21 @@ class PartitionOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    partition: str = "classes"
-    clients: int = 20
-    classes_per_client: int = 2  # classes, round-robin
-    shards_per_client: int = 2  # shards
-    alpha: float = 0.5  # dirichlet: near 0 one class a client, large like iid
-    min_samples: int = 10  # dirichlet: every client has so many; natural: clients with fewer are left out
-    samples_per_client: int | None = None  # classes: exactly; else at most; counted before test rows are split off
-    test_fraction: float = 0.25  # of a client's own rows, where the source has no test set of its own
-    test_samples_per_client: int | None = None
-    validation_fraction: float = 0.0  # of a client's training rows
-    new_clients: int = 0  # held out of training altogether
+    partition: str = Field("auto", description="auto: natural where the source names clients, else classes or iid")
+    clients: int | None = Field(None, description="number of clients; default 20, natural: all that there are")
+    classes_per_client: int = Field(2, description="partitions classes and round-robin")
+    shards_per_client: int = Field(2, description="partition shards")
+    alpha: float = Field(0.5, description="partition dirichlet: near 0 one class a client, large like iid")
+    min_samples: int = Field(10, description="dirichlet: every client has so many; natural: who has fewer is out")
+    samples_per_client: int | None = Field(
+        None, description="classes: exactly so many rows; else at most; before test rows are split off"
+    )
+    test_fraction: float = Field(
+        0.25, description="of a client's own rows, where the source has no test set of its own"
+    )
+    test_samples_per_client: int | None = Field(None, description="a fixed number of test rows instead")
+    validation_fraction: float = Field(0.0, description="of a client's training rows")
+    new_clients: int = Field(0, description="clients that are held out of training altogether")
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,38 @@ class Rows:
     owner: np.ndarray | None = None  # int64 [size] natural client numbers
 
 
-def divide(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+@dataclass(frozen=True)
+class Division:
+    """The options of a partition, settled for one source."""
+
+    partition: str
+    clients: int
+    classes_per_client: int
+    shards_per_client: int
+    alpha: float
+    min_samples: int
+    samples_per_client: int | None
+
+
+def settle(rows: Rows, options: PartitionOptions) -> Division:
+    """Which partition, and how many clients, where the options leave it open."""
+    partition = options.partition
+    if partition == "auto":
+        nameless = "iid" if rows.labels is None else "classes"
+        partition = nameless if rows.owner is None else "natural"
+    clients = options.clients
+    if clients is None and partition == "natural" and rows.owner is not None:
+        clients = len(np.unique(rows.owner))
+    shared = ("classes_per_client", "shards_per_client", "alpha", "min_samples", "samples_per_client")
+    return Division(
+        partition, DEFAULT_CLIENTS if clients is None else clients, **{name: getattr(options, name) for name in shared}
+    )
+
+
+def divide(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """Each client's rows, by the partition that the options name."""
     if options.partition not in PARTITIONS:
-        raise UserError(f"partition={options.partition} is not known; allowed: {', '.join(PARTITIONS)}")
+        raise UserError(f"partition={options.partition} is not known; allowed: auto, {', '.join(PARTITIONS)}")
     for option in ("clients", "classes_per_client", "shards_per_client", "min_samples", "samples_per_client"):
         _at_least(option, getattr(options, option), 1)
     if options.partition != "natural" and options.clients > rows.size:
@@ -55,7 +91,7 @@ def divide(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> L
     return lists if most is None else [np.sort(rng.permutation(own)[:most]) for own in lists]
 
 
-def by_classes(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+def by_classes(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """The same number of classes for every client, and of samples of each; all classes are used equally often.
 
     Without samples_per_client every client gets the largest number of samples a class that the rarest one allows.
@@ -65,7 +101,7 @@ def by_classes(rows: Rows, options: PartitionOptions, rng: np.random.Generator) 
     return _hand_out(labels, _class_counts(dealt, supply, options, rng), rng)
 
 
-def by_shards(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+def by_shards(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """Rows in the order of their labels, cut into equal shards; every client gets shards_per_client of them."""
     labels, _ = _dense_labels(rows)
     shards = options.clients * options.shards_per_client
@@ -82,7 +118,7 @@ def by_shards(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -
     return _lists(assigned, options.clients)
 
 
-def by_dirichlet(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+def by_dirichlet(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """The samples of each class go to the clients in proportions drawn from a symmetric Dirichlet distribution.
 
     Drawn again while a client has fewer than min_samples; after some tries the largest clients give to the smallest.
@@ -104,7 +140,7 @@ def by_dirichlet(rows: Rows, options: PartitionOptions, rng: np.random.Generator
     return _lists(_top_up(assigned, clients, least, rng), clients)
 
 
-def by_round_robin(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+def by_round_robin(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """Random classes for every client; each class's shuffled samples are dealt one by one to the clients that have it.
 
     PFLEGO, appendix A.2. A class that no client drew takes the place of one that several drew.
@@ -125,14 +161,14 @@ def by_round_robin(rows: Rows, options: PartitionOptions, rng: np.random.Generat
     return _hand_out(labels, counts, rng)
 
 
-def iid(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+def iid(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """Shuffled and dealt: every client has the same distribution, sizes differ by one at most."""
     assigned = np.empty(rows.size, np.int64)
     assigned[rng.permutation(rows.size)] = np.arange(rows.size) % options.clients
     return _lists(assigned, options.clients)
 
 
-def natural(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> Lists:
+def natural(rows: Rows, options: Division, rng: np.random.Generator) -> Lists:
     """The clients that the source names, in its order, without those that have fewer than min_samples.
 
     At most ``clients`` of them: a random choice if there are more, all if there are fewer.
@@ -145,15 +181,19 @@ def natural(rows: Rows, options: PartitionOptions, rng: np.random.Generator) -> 
     if not len(eligible):
         raise UserError(
             f"min_samples={options.min_samples}: the largest natural client has {sizes.max()} samples; "
-            f"allowed: min_samples up to {sizes.max()}"
+            f"allowed: min_samples up to {sizes.max()}, or another partition"
         )
     chosen = np.sort(rng.permutation(eligible)[: options.clients])
+    there = np.count_nonzero(sizes)
+    if len(chosen) < there:
+        few = f"{there - len(eligible)} have fewer than min_samples={options.min_samples} samples"
+        log.info("%d of %d natural clients take part: %s, clients=%d", len(chosen), there, few, options.clients)
     client = np.full(len(sizes), -1)
     client[chosen] = np.arange(len(chosen))
     return _lists(client[rows.owner], len(chosen))
 
 
-PARTITIONS: dict[str, Callable[[Rows, PartitionOptions, np.random.Generator], Lists]] = {
+PARTITIONS: dict[str, Callable[[Rows, Division, np.random.Generator], Lists]] = {
     "classes": by_classes,
     "shards": by_shards,
     "dirichlet": by_dirichlet,
@@ -168,7 +208,7 @@ def _at_least(option: str, value: int | None, least: int) -> None:
         raise UserError(f"{option}={value}, allowed: at least {least}")
 
 
-def _dense_labels(rows: Rows, options: PartitionOptions | None = None) -> tuple[np.ndarray, np.ndarray]:
+def _dense_labels(rows: Rows, options: Division | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Labels numbered over the classes that have rows, and the supply of each; checks classes_per_client if given."""
     if rows.labels is None:
         raise UserError("this partition needs class labels and the source is a regression; allowed: iid, natural")
@@ -219,9 +259,7 @@ def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generato
     return dealt
 
 
-def _class_counts(
-    dealt: np.ndarray, supply: np.ndarray, options: PartitionOptions, rng: np.random.Generator
-) -> np.ndarray:
+def _class_counts(dealt: np.ndarray, supply: np.ndarray, options: Division, rng: np.random.Generator) -> np.ndarray:
     """Samples a client and class: equal, with what does not divide evenly spread over the client's classes."""
     slots, each, wanted = dealt.sum(axis=0), options.classes_per_client, options.samples_per_client
     most = int((supply[slots > 0] // slots[slots > 0]).min())

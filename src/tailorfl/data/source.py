@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from tailorfl.errors import UserError
@@ -20,30 +20,26 @@ class SourceOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seed: int = 0
-    # images
-    image_size: int | None = None  # side in pixels; omniglot 28, synthetic 8, image folders as they are
-    client_folders: bool = False  # folder:PATH holds PATH/<client>/<class>/<image>
-    allow_partial: bool = False  # cifar10: go on with the training batches that are there
-    # tables and Hugging Face datasets
-    label_column: str | None = None  # tables: the last column unless named
-    client_column: str | None = None  # names the natural client of a row
-    text_column: str | None = None  # the rows are text, not numbers
-    task: Literal["classification", "regression"] = "classification"
-    train_split: str = "train"
-    test_split: str | None = None  # Hugging Face: the split called "test" if there is one
-    # text
-    max_length: int = 25  # words a row
-    vocabulary_size: int = 10_000  # with the padding and the unknown word
-    glove: Path | None = None  # word vectors, one word and its numbers a line
-    # synthetic
-    clients: int = 20  # natural clients
-    samples: int | None = None  # rows a client: 100 images, 200 regression rows
-    classes: int = 10
-    dimension: int = 20  # features of synthetic-regression
-    heterogeneity: float = 0.5  # synthetic: 0, all clients alike, to 1, each client has its own names for all classes
-    personalization: float | Literal["mixed"] = 0.5  # synthetic-regression: the ratio r_p; mixed: U(0, 1) a client
-    noise: float | None = None  # standard deviation: 0.25 of the pixel range, 0.5 in the regression
+    seed: int = Field(0, description="of all randomness")
+    image_size: int | None = Field(None, description="side in pixels; omniglot 28, synthetic 8, folders as they are")
+    client_folders: bool = Field(False, description="folder:PATH holds PATH/<client>/<class>/<image>")
+    allow_partial: bool = Field(False, description="cifar10: go on with the training batches that are there")
+    label_column: str | None = Field(None, description="tables: the label; the last column unless named")
+    client_column: str | None = Field(None, description="tables: whose row it is")
+    text_column: str | None = Field(None, description="tables: the rows are text, in this column")
+    task: Literal["classification", "regression"] = Field("classification", description="what a table's label is")
+    train_split: str = Field("train", description="Hugging Face: the split to train on")
+    test_split: str | None = Field(None, description="Hugging Face: the split to test on; 'test' if there is one")
+    max_length: int = Field(25, description="text: words a row")
+    vocabulary_size: int = Field(10_000, description="text: words that are known, with padding and the unknown word")
+    glove: Path | None = Field(None, description="text: a file of word vectors, a word and its numbers a line")
+    clients: int | None = Field(None, description="synthetic: natural clients; 20 unless set")
+    samples: int | None = Field(None, description="synthetic: rows a client; 100 images, 200 regression rows")
+    classes: int = Field(10, description="synthetic: classes")
+    dimension: int = Field(20, description="synthetic-regression: features")
+    heterogeneity: float = Field(0.5, description="synthetic: 0, clients alike, to 1, each has names of its own")
+    personalization: float | Literal["mixed"] = Field(0.5, description="synthetic-regression: r_p; mixed: U(0, 1)")
+    noise: float | None = Field(None, description="synthetic: deviation; 0.25 of the pixel range, regression 0.5")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ def average(answers: Iterable[Answers], values: Values, weighing: Weighing = "sa
     for answer in answers:
         weights = WEIGHTS[weighing](answer)
         for name, stack in answer.tensors.items():
+            if name not in values:
+                raise ValueError(f"clients sent {name!r}, which the server does not hold: it cannot be averaged")
             weight = weights.to(stack)
             total = sums.setdefault(name, torch.zeros_like(values[name]))
             held = totals.setdefault(name, torch.zeros_like(values[name]))

@@ -45,20 +45,20 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     files = {"server.safetensors": server}
     files |= {f"clients-{n:04d}.safetensors": part for n, part in enumerate(_parts(checkpoint.clients))}
     digests = {name: _write(temporary / name, tensors) for name, tensors in files.items()}
-    state = {
+    state: dict[str, Any] = {
         "format": FORMAT,
         "round": checkpoint.round,
         "numbers": checkpoint.server.numbers,
         "totals": checkpoint.totals,
         "digests": digests,
     }
-    (temporary / STATE).write_text(json.dumps(state))
+    (temporary / STATE).write_text(json.dumps(state | {"digest": _digest_of(state)}))
     _flush(temporary / STATE)
     _flush(temporary)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     _flush(folder)
-    for old in checkpoints(folder)[:-KEPT]:
+    for old in (*checkpoints(folder)[:-KEPT], *folder.glob(".round-*")):  # the latter by a process that was killed
         shutil.rmtree(old)
 
 
@@ -76,11 +76,9 @@ def newest_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
 def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     """Read a checkpoint; a damaged one is named, and left alone."""
     try:
-        state = json.loads((path / STATE).read_text())
-        if state.get("format") != FORMAT:
-            raise ValueError(f"format is {state.get('format')!r}, not {FORMAT!r}")
+        state = _read_state(path / STATE)
         tensors = {name: _read(path / name, digest) for name, digest in state["digests"].items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
             f"checkpoint {path} is damaged ({' '.join(str(error).split())}); "
             "delete it to go on from the one before, or start again with --force"
@@ -109,9 +107,22 @@ def _parts(tensors: Values) -> Iterator[Values]:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # a full disk, said in its own words
+        raise UserError(f"checkpoint {path} cannot be written ({' '.join(str(error).split())})") from error
     _flush(path)
     return _digest(path)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    state = json.loads(path.read_text())
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT:
+        raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
+    if state.pop("digest", None) != _digest_of(state):
+        raise ValueError(f"{path.name} has changed since it was written")
+    return state
 
 
 def _read(path: Path, digest: str) -> Values:
@@ -123,6 +134,10 @@ def _read(path: Path, digest: str) -> Values:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _digest_of(state: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(state).encode()).hexdigest()[:32]
 
 
 def _under(prefix: str, tensors: Values, device: torch.device) -> Values:

@@ -1,7 +1,7 @@
 """Clients that live in this process: the simulator."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,17 +38,17 @@ class InProcess:
 
     def __post_init__(self) -> None:
         self.initial = self.network.initial()
-        personal = sum(self.initial[name].nbytes for name in self.method.personal(self.network))
-        self.store = ClientStore(store_device(self.engine.device, self.data.clients, personal))
+        self.memory = self.method.memory(self.network)
+        kept = [self.initial[name] for name in self.method.personal(self.network)]
+        size = sum(tensor.nbytes for tensor in (*kept, *self.memory.values()))
+        self.store = ClientStore(store_device(self.engine.device, self.data.clients, size))
         plan = self.engine.plan(self.network, self.data.decode(self.data.inputs[:1]))
         batch_size = self.method.batch_size or int(self.data.train.counts.max())
         self._stack_size = self.engine.stack_size(plan, batch_size)
 
     @property
     def trainable(self) -> tuple[int, ...]:
-        """The clients that may be selected: not held out, and with something to train on."""
-        held_out, counts = set(self.data.new_clients), self.data.train.counts.tolist()
-        return tuple(client for client in range(self.data.clients) if client not in held_out and counts[client])
+        return trainable_clients(self.data)
 
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
         """Train these clients, a stack at a time, and hand out each stack's answers as they are ready."""
@@ -56,7 +56,7 @@ class InProcess:
         for ids in self._stacks(clients):
             cohort = self._cohort(round, ids)
             sent = self.method.train(cohort, message)
-            healthy = _finite({**cohort.values, **{f"sent {k}": v for k, v in sent.items()}}, len(ids))
+            healthy = _finite((*cohort.values.values(), *cohort.memory.values(), *sent.values()), len(ids))
             kept = [row for row in range(len(ids)) if healthy[row]]
             self._report(round, [ids[row] for row in range(len(ids)) if not healthy[row]])
             self.store.keep(ids, kept, self._state(cohort))
@@ -82,18 +82,8 @@ class InProcess:
 
     def _cohort(self, round: int, ids: tuple[int, ...]) -> Cohort:
         device = self.engine.device
-        kept = set(self.store.names(ids))
-        values = {
-            name: self.store.stack(ids, name, default, device)
-            if name in kept
-            else default.expand(len(ids), *default.shape).clone()
-            for name, default in self.initial.items()
-        }
-        memory = {}
-        for name in kept:
-            if name.startswith(MEMORY):
-                default = torch.zeros_like(next(e[name] for e in self.store.entries.values() if name in e))
-                memory[name.removeprefix(MEMORY)] = self.store.stack(ids, name, default, device)
+        values = {name: self.store.stack(ids, name, default, device) for name, default in self.initial.items()}
+        memory = {name: self.store.stack(ids, MEMORY + name, default, device) for name, default in self.memory.items()}
         return Cohort(
             engine=self.engine,
             network=self.network,
@@ -128,9 +118,15 @@ class InProcess:
             )  # fmt: skip
 
 
-def _finite(values: Values, clients: int) -> list[bool]:
+def trainable_clients(data: FederatedData) -> tuple[int, ...]:
+    """The clients that may be selected: not held out, and with something to train on."""
+    held_out, counts = set(data.new_clients), data.train.counts.tolist()
+    return tuple(client for client in range(data.clients) if client not in held_out and counts[client])
+
+
+def _finite(tensors: Iterable[Tensor], clients: int) -> list[bool]:
     healthy: Tensor | None = None
-    for tensor in values.values():
+    for tensor in tensors:
         row = tensor.flatten(1).isfinite().all(1)
         healthy = row if healthy is None else healthy & row
     return [True] * clients if healthy is None else healthy.tolist()

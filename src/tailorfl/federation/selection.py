@@ -18,6 +18,11 @@ def how_many(wanted: int | float, clients: int) -> int:
     return min(int(wanted), clients)
 
 
+def share(wanted: int | float, clients: int) -> float:
+    """A fraction of clients from a number or a fraction."""
+    return wanted if isinstance(wanted, float) and wanted <= 1 else min(1.0, wanted / clients)
+
+
 def select(
     selection: Selection,
     wanted: int | float,
@@ -33,14 +38,14 @@ def select(
     """
     rng = generator(seed, "selection", round)
     if selection == "binomial":
-        share = how_many(wanted, len(clients)) / len(clients)
-        return [client for client, draw in zip(clients, rng.random(len(clients)), strict=True) if draw < share]
+        chance = share(wanted, len(clients))
+        return [client for client, draw in zip(clients, rng.random(len(clients)), strict=True) if draw < chance]
     if selection == "per-group" and groups is not None:
-        share = how_many(wanted, len(clients)) / len(clients)
+        part = share(wanted, len(clients))
         members: dict[Hashable, list[int]] = {}
         for client, group in zip(clients, groups, strict=True):
             members.setdefault(group, []).append(client)
-        return sorted(client for group in members.values() for client in _draw(group, how_many(share, len(group)), rng))
+        return sorted(client for group in members.values() for client in _draw(group, how_many(part, len(group)), rng))
     return _draw(clients, how_many(wanted, len(clients)), rng)
 
 

@@ -18,14 +18,13 @@ class ClientStore:
         self.device = device
         self.entries: dict[int, Values] = {}
 
-    def names(self, clients: Sequence[int]) -> list[str]:
-        """What at least one of these clients keeps."""
-        return list(dict.fromkeys(name for client in clients for name in self.entries.get(client, {})))
-
     def stack(self, clients: Sequence[int], name: str, default: Tensor, device: torch.device) -> Tensor:
         """One kept tensor of several clients, stacked on a device; ``default`` for clients that have none."""
-        rows = [self.entries.get(client, {}).get(name, default) for client in clients]
-        return torch.stack([row.to(self.device) for row in rows]).to(device)
+        rows = [self.entries.get(client, {}).get(name) for client in clients]
+        if all(row is None for row in rows):  # tensors that travel, and newcomers
+            return default.to(device).expand(len(rows), *default.shape).clone()
+        default = default.to(self.device)
+        return torch.stack([default if row is None else row for row in rows]).to(device)
 
     def keep(self, clients: Sequence[int], kept: Sequence[int], values: Mapping[str, Tensor]) -> None:
         """Keep these rows of the stacked values; what the clients kept under other names stays."""

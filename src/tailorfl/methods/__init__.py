@@ -24,7 +24,10 @@ def methods() -> dict[str, type[Method]]:
         for kind in _methods_in(f"{__name__}.{module.name}"):
             found[kind.name] = kind
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        kind = entry.load()
+        try:
+            kind = entry.load()
+        except Exception as error:  # anything another package may raise
+            raise UserError(f"method {entry.name} ({entry.value}) cannot be imported: {_said(error)}") from error
         if not (inspect.isclass(kind) and issubclass(kind, Method)):
             raise UserError(f"entry point {entry.name} of group {ENTRY_POINTS} is not a tailorfl Method")
         found[entry.name] = kind
@@ -52,10 +55,14 @@ def _imported(path: str) -> type[Method]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"method {path}: module {module_name} cannot be imported ({error})") from error
+    except Exception as error:  # anything a user's module may raise
+        raise UserError(f"method {path}: module {module_name!r} cannot be imported: {_said(error)}") from error
     kind = getattr(module, class_name, None)
     if not (inspect.isclass(kind) and issubclass(kind, Method)):
         there = ", ".join(k.__name__ for k in _methods_in(module_name)) or "none"
         raise UserError(f"method {path}: {module_name} has no Method called {class_name}; it has: {there}")
     return kind
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -51,6 +51,10 @@ class Method(LocalTraining):
         shared = set(self.shared(network))
         return tuple(name for name in network.names if name not in shared)
 
+    def memory(self, network: Network) -> Values:
+        """What a client keeps beside its model, by name, as it is before the client's first round."""
+        return {}
+
     # The server.
 
     def start(self, network: Network) -> Server:

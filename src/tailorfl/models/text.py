@@ -48,7 +48,7 @@ def text(
     classes: int,
     *,
     vocabulary: int | None = None,
-    dimension: int = 300,
+    dimension: int = 50,
     vectors: Tensor | None = None,
     freeze_embedding: bool = False,
     recurrent: int = 128,
@@ -57,7 +57,8 @@ def text(
     """PPFE's network for Sent140: word vectors (GloVe), a recurrent layer, three linear layers.
 
     Inputs are word ids, 0 is padding. `vocabulary` counts the ids, padding included; `vectors` [vocabulary, dimension]
-    are pretrained ones. The paper gives no widths; an LSTM of 128 and linear layers of 120 and 64 are our choice.
+    are pretrained ones (then `dimension` is theirs). The paper gives no widths; an LSTM of 128 and linear layers of 120
+    and 64 are our choice.
     """
     table = _initial_vectors(vocabulary, dimension, vectors)
     recurrent = positive_integer("text", "recurrent", recurrent)

@@ -10,7 +10,7 @@ from tailorfl.cohort import Engine
 from tailorfl.data import Augmentation, FederatedData, PartitionOptions, Source, SourceOptions, federate, load_source
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
-from tailorfl.federation.in_process import InProcess
+from tailorfl.federation.in_process import InProcess, trainable_clients
 from tailorfl.federation.rounds import RoundLoop
 from tailorfl.federation.selection import select
 from tailorfl.models import Network, build_module, networks
@@ -37,6 +37,7 @@ def build(config: Config, data_dir: Path | None = None) -> Built:
     experiment = config.experiment
     device = choose_device(experiment.device)
     data = load_data(experiment, data_dir).to(device)
+    selector = Selector(experiment, trainable_clients(data))
     network = build_network(experiment, data, device)
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
@@ -52,7 +53,7 @@ def build(config: Config, data_dir: Path | None = None) -> Built:
         federation=federation,
         server=server,
         rounds=experiment.rounds,
-        select=Selector(experiment, federation.trainable),
+        select=selector,
         evaluate_in=lambda number: evaluates(experiment, number),
         new_clients=data.new_clients,
         validate=experiment.validation_fraction > 0,
@@ -134,6 +135,8 @@ class Selector:
             raise UserError("no client is left to train on; allowed: fewer new_clients")
         if isinstance(wanted, int) and wanted > len(self.clients):
             raise UserError(f"clients_per_round={wanted}: allowed are 1 to {len(self.clients)}, the clients that train")
+        if self.experiment.selection == "per-group":
+            raise UserError("selection=per-group: the clients form no groups here; allowed: uniform, binomial")
 
     def __call__(self, number: int) -> list[int]:
         rounds = self.experiment.rounds

@@ -120,11 +120,11 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         found = yaml.safe_load(file.read_text())
     except OSError as error:
         raise UserError(f"configuration {file} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"configuration {file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise UserError(f"configuration {file} holds no settings; allowed: lines of 'key: value'")
-    return found
+    return {str(key): value for key, value in found.items()}
 
 
 def _checked(kind: type, settings: Mapping[str, Any], problems: list[str]) -> Any:
@@ -134,6 +134,7 @@ def _checked(kind: type, settings: Mapping[str, Any], problems: list[str]) -> An
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"][:1])
             text = problem["msg"].removeprefix("Value error, ")
+            text = text.replace("a valid tuple", "a list, for example [1, 5]")
             line = f"{key}={settings.get(key)}: {text[0].lower()}{text[1:]}"
             if not any(known.startswith(f"{key}=") for known in problems):
                 problems.append(line)

@@ -2,11 +2,10 @@
 
 import signal
 from types import FrameType, TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from tailorfl.federation.rounds import Round
 
 
 class RunProgress:
@@ -25,7 +24,7 @@ class RunProgress:
             disable=not console.is_terminal,
         )
         self.task = self.live.add_task(title, total=rounds, figures="")
-        self.accuracy = ""
+        self.evaluated = ""
 
     def __enter__(self) -> "RunProgress":
         self.live.start()
@@ -34,15 +33,21 @@ class RunProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.live.stop()
 
-    def __call__(self, record: Round) -> None:
-        loss = "-" if record.loss is None else f"{record.loss:.4f}"
-        if record.evaluation:
-            accuracy = record.evaluation.personalized.accuracy
-            self.accuracy = "" if accuracy is None else f"accuracy {accuracy:.2%}"
-        figures = f"loss {loss} {self.accuracy}"
-        self.live.update(self.task, completed=record.number, figures=figures)
-        if record.evaluation and not self.console.is_terminal:
-            self.console.print(f"{self.title}: round {record.number} of {self.rounds}, {figures}", highlight=False)
+    def __call__(self, line: dict[str, Any]) -> None:
+        """A round has ended; ``line`` is what is written of it."""
+        if "personalized_loss" in line:
+            self.evaluated = _tested(line["personalized_accuracy"], line["personalized_loss"])
+        loss = "-" if line["loss"] is None else f"{line['loss']:.4g}"
+        figures = f"training loss {loss}{self.evaluated}"
+        self.live.update(self.task, completed=line["round"], figures=figures)
+        if "personalized_loss" in line and not self.console.is_terminal:
+            self.console.print(f"{self.title}: round {line['round']} of {self.rounds}, {figures}", highlight=False)
+
+
+def _tested(accuracy: float | None, loss: float | None) -> str:
+    if accuracy is not None:
+        return f", accuracy {100 * accuracy:.2f} %"
+    return "" if loss is None else f", test loss {loss:.4g}"
 
 
 class StopOnInterrupt:

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -15,10 +16,10 @@ import yaml
 from tailorfl.data import FederatedData, save_partition
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
-from tailorfl.federation.checkpoint import Checkpoint, checkpoints, newest_checkpoint, save_checkpoint
+from tailorfl.federation.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from tailorfl.federation.evaluation import ClientScores
 from tailorfl.federation.rounds import Evaluation, Round
-from tailorfl.study.build import Built, build
+from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
 
 log = logging.getLogger(__name__)
@@ -50,12 +51,15 @@ class Totals:
 
 @dataclass
 class Run:
-    """One experiment in its folder. ``watch`` is told of every round; ``stop`` is asked after every round."""
+    """One experiment in its folder.
+
+    ``watch`` is given every round as a line of ``rounds.jsonl``; ``stop`` is asked after every round.
+    """
 
     config: Config
     folder: Path
     data_dir: Path | None = None
-    watch: Callable[[Round], None] = lambda record: None
+    watch: Callable[[dict[str, Any]], None] = lambda line: None
     stop: Callable[[], bool] = lambda: False
     totals: Totals = field(default_factory=Totals)
 
@@ -64,8 +68,11 @@ class Run:
         if resume and (finished := self._finished()):
             return finished
         self._check_folder(resume, force)
+        begun = resume and _is_run(self.folder)  # else it was killed before it could begin
+        device = choose_device(self.config.experiment.device)
+        checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, device) if begun else None
         built = build(self.config, self.data_dir)
-        done = self._continue(built) if resume else self._begin(built, force)
+        done = self._continue(built, checkpoint) if begun else self._begin(built, force)
         last = self._last(built, done) if self.totals.ended else self._rounds(built, done)
         return None if last is None else self._finish(built, last)
 
@@ -79,8 +86,9 @@ class Run:
             self.totals.add(record)
             reached = _reached(record, experiment.target_accuracy)
             self.totals.ended = reached or record.number == experiment.rounds
-            self._append(record, built.data)
-            self.watch(record)
+            line = round_line(record, built.data)
+            self._append(line)
+            self.watch(line)
             stopped = not self.totals.ended and self.stop()
             if self.totals.ended or stopped or record.number % experiment.checkpoint_every == 0:
                 self._save(built, record.number)
@@ -92,18 +100,18 @@ class Run:
 
     def _check_folder(self, resume: bool, force: bool) -> None:
         """Refuse what would lose or mix something, before anything is computed."""
-        if resume:
-            self._check_resumable()
-        elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        if resume and _is_run(self.folder):
+            self._check_unchanged()
+        elif not _is_free(self.folder):
+            if resume:
+                raise UserError(f"{self.folder} holds no run to resume ({CONFIG} is missing)")
             if not force:
                 raise UserError(f"{self.folder} exists; allowed: another --out, --resume to go on, --force to replace")
-            if not (self.folder / CONFIG).is_file():
+            if not _is_run(self.folder):
                 raise UserError(f"{self.folder} is not a run's folder; --force replaces only a run")
         _check_writable(self.folder)
 
-    def _check_resumable(self) -> None:
-        if not (self.folder / CONFIG).is_file():
-            raise UserError(f"{self.folder} holds no run to resume ({CONFIG} is missing)")
+    def _check_unchanged(self) -> None:
         changes = read_config(self.folder / CONFIG).changes(self.config)
         changes = [change for change in changes if change.split(":")[0] not in MAY_CHANGE]
         if changes:
@@ -111,15 +119,15 @@ class Run:
 
     def _finished(self) -> dict[str, Any] | None:
         path = self.folder / SUMMARY
-        if not path.is_file():
+        if not path.is_file() or not _is_run(self.folder):
             return None
-        self._check_resumable()
+        self._check_unchanged()
         summary: dict[str, Any] = json.loads(path.read_text())
         return summary
 
     def _begin(self, built: Built, force: bool) -> int:
-        if force and self.folder.is_dir():
-            shutil.rmtree(self.folder)
+        if force and _is_run(self.folder):
+            _clear(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         save_partition(built.data, self.folder / PARTITION)
         # The configuration comes last: a folder that has one is a run that can be resumed.
@@ -127,8 +135,7 @@ class Run:
             temporary.write_text(yaml.safe_dump(self.config.flat(), sort_keys=False))
         return 0
 
-    def _continue(self, built: Built) -> int:
-        checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, built.network.device)
+    def _continue(self, built: Built, checkpoint: Checkpoint | None) -> int:
         path = self.folder / ROUNDS
         if checkpoint is None:
             path.unlink(missing_ok=True)
@@ -137,12 +144,14 @@ class Run:
         built.server.numbers = checkpoint.server.numbers
         built.federation.store.restore(checkpoint.clients)
         self.totals = Totals(**checkpoint.totals)
+        if not path.is_file() or path.stat().st_size < self.totals.log_bytes:
+            raise UserError(f"{path} lacks rounds that its checkpoint counts; start again with --force")
         os.truncate(path, self.totals.log_bytes)  # rounds after the checkpoint are run again
         return checkpoint.round
 
-    def _append(self, record: Round, data: FederatedData) -> None:
+    def _append(self, line: dict[str, Any]) -> None:
         with (self.folder / ROUNDS).open("a") as file:
-            file.write(json.dumps(round_line(record, data)) + "\n")
+            file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
             self.totals.log_bytes = file.tell()
@@ -167,7 +176,7 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
         "selected": len(record.selected),
         "answered": len(record.answered),
         "diverged": [data.names[client] for client in record.diverged],
-        "loss": record.loss,
+        "loss": finite(record.loss),
         "lr": record.lr,
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
@@ -186,7 +195,7 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
         return None if scores is None or regression else scores.accuracy
 
     personalized = evaluation.personalized
-    return {
+    found = {
         "personalized_accuracy": accuracy(personalized),
         "personalized_accuracy_std": None if regression else personalized.spread,
         "worst_decile_accuracy": None if regression else personalized.worst_decile,
@@ -197,6 +206,12 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
         "new_client_accuracy": accuracy(evaluation.new),
         "new_client_loss": evaluation.new.mean_loss if evaluation.new else None,
     }
+    return {key: finite(value) for key, value in found.items()}
+
+
+def finite(value: float | None) -> float | None:
+    """None in place of what JSON has no word for: the loss of a model that diverged."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict[str, Any]:
@@ -249,6 +264,28 @@ def _reached(record: Round, target: float | None) -> bool:
     return found is not None and found >= target
 
 
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def _is_free(folder: Path) -> bool:
+    """Nothing is there, or only what a run leaves that is killed while it begins."""
+    beginnings = (PARTITION, f".{PARTITION}.", f".{CONFIG}.")
+    return not folder.exists() or (
+        folder.is_dir() and all(path.name.startswith(beginnings) for path in folder.iterdir())
+    )
+
+
+def _clear(folder: Path) -> None:
+    """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != CONFIG:
+            path.unlink()
+    (folder / CONFIG).unlink()
+
+
 def _check_writable(folder: Path) -> None:
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -257,8 +294,3 @@ def _check_writable(folder: Path) -> None:
 
 def _why(path: Path) -> str:
     return "read-only for this user" if path.is_dir() else "not a folder"
-
-
-def resumable(folder: Path) -> bool:
-    """Whether a stopped run can go on there."""
-    return (folder / CONFIG).is_file() and bool(checkpoints(folder / CHECKPOINTS))

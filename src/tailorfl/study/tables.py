@@ -3,28 +3,40 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def summary_table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """One row a method: how well clients are served, what it cost."""
+    """One row a method: how well clients are served, what it cost. It fits into 80 columns."""
     regression = all(summary["personalized_accuracy"] is None for summary in summaries)
-    table = Table(title=f"{summaries[0]['data']}, {summaries[0]['clients']} clients", title_justify="left")
-    table.add_column("method")
-    for column in _columns(summaries, regression):
-        table.add_column(column, justify="right")
+    unit = largest_unit([summary[key] for summary in summaries for key in ("bytes_up", "bytes_down")])
+    title = f"{summaries[0]['data']}, {summaries[0]['clients']} clients"
+    table = Table(
+        title=title if regression else f"{title}; accuracies in %",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("method", overflow="fold")
+    for column in _columns(summaries, regression, UNITS[unit]):
+        table.add_column(column, justify="right", no_wrap=True)
     for summary in summaries:
-        table.add_row(summary["method"], *_cells(summary, summaries, regression))
+        table.add_row(summary["method"], *_cells(summary, summaries, regression, unit))
     return table
 
 
-def _columns(summaries: Sequence[dict[str, Any]], regression: bool) -> list[str]:
-    what = ["loss", "global loss"] if regression else ["personalized", "± clients", "worst 10 %", "global"]
-    new = ["new clients"] if _has_new(summaries) else []
-    return [*what, *new, "up", "down", "training s", "evaluation s"]
+def _columns(summaries: Sequence[dict[str, Any]], regression: bool, unit: str) -> list[str]:
+    what = ["loss", "global\nloss"] if regression else ["personalized", "±", "worst\n10 %", "global"]
+    new = ["new\nclients"] if _has_new(summaries) else []
+    return [*what, *new, f"up\n{unit}", f"down\n{unit}", "train\ns", "eval\ns"]
 
 
-def _cells(summary: dict[str, Any], summaries: Sequence[dict[str, Any]], regression: bool) -> list[str]:
+def _cells(summary: dict[str, Any], summaries: Sequence[dict[str, Any]], regression: bool, unit: int) -> list[str]:
     if regression:
         what = [number(summary["personalized_loss"]), number(summary["global_loss"])]
         new = [number(summary["new_client_loss"])]
@@ -32,9 +44,9 @@ def _cells(summary: dict[str, Any], summaries: Sequence[dict[str, Any]], regress
         keys = ("personalized_accuracy", "personalized_accuracy_std", "worst_decile_accuracy", "global_accuracy")
         what = [percent(summary[key]) for key in keys]
         new = [percent(summary["new_client_accuracy"])]
-    cost = [size(summary["bytes_up"]), size(summary["bytes_down"])]
-    seconds = [f"{summary[key]:.1f}" for key in ("seconds_training", "seconds_evaluation")]
-    return [*what, *(new if _has_new(summaries) else []), *cost, *seconds]
+    traffic = [amount(summary[key] / 1000**unit) for key in ("bytes_up", "bytes_down")]
+    seconds = [amount(summary[key]) for key in ("seconds_training", "seconds_evaluation")]
+    return [*what, *(new if _has_new(summaries) else []), *traffic, *seconds]
 
 
 def _has_new(summaries: Sequence[dict[str, Any]]) -> bool:
@@ -42,18 +54,20 @@ def _has_new(summaries: Sequence[dict[str, Any]]) -> bool:
 
 
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
+    """A fraction in per cent, without the sign."""
+    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def size(bytes: int) -> str:
-    """A traffic figure a person can read."""
-    amount = float(bytes)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} GB"
+def amount(value: float) -> str:
+    """Traffic or time, as many places as a person reads."""
+    return "0" if value == 0 else f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def largest_unit(sizes: Sequence[int]) -> int:
+    """The place in ``UNITS`` of the unit in which the largest of these traffic figures is below 1000."""
+    largest = max(sizes)
+    return next((place for place in range(len(UNITS)) if largest < 1000 ** (place + 1)), len(UNITS) - 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tailorfl.data.partition import DEFAULT_CLIENTS
 from tailorfl.data.source import Source, SourceOptions
 from tailorfl.errors import UserError
 from tailorfl.seeding import generator
@@ -43,9 +44,10 @@ def make_images(name: str, folder: Path | None, options: SourceOptions) -> Sourc
     side, samples = options.image_size or 8, options.samples or 100
     noise = IMAGE_NOISE if options.noise is None else options.noise
     prototypes = rng.random((options.classes, side, side))
-    shown = rng.integers(options.classes, size=(options.clients, samples))
-    images = prototypes[shown] + rng.normal(0, noise, (options.clients, samples, side, side))
-    renamed = np.stack([_renaming(options, rng) for _ in range(options.clients)])
+    clients = options.clients or DEFAULT_CLIENTS
+    shown = rng.integers(options.classes, size=(clients, samples))
+    images = prototypes[shown] + rng.normal(0, noise, (clients, samples, side, side))
+    renamed = np.stack([_renaming(options, rng) for _ in range(clients)])
     targets = np.take_along_axis(renamed, shown, axis=1)
     return Source(
         name=name,
@@ -54,8 +56,8 @@ def make_images(name: str, folder: Path | None, options: SourceOptions) -> Sourc
         targets=torch.from_numpy(targets.reshape(-1)),
         train_size=targets.size,
         classes=tuple(map(str, range(options.classes))),
-        owner=torch.arange(options.clients).repeat_interleave(samples),
-        owners=tuple(map(str, range(options.clients))),
+        owner=torch.arange(clients).repeat_interleave(samples),
+        owners=tuple(map(str, range(clients))),
     )
 
 
@@ -77,7 +79,7 @@ def make_regression(name: str, folder: Path | None, options: SourceOptions) -> S
     """
     _check_sizes(name, options)
     rng = generator(options.seed, name)
-    clients, dimension, samples = options.clients, options.dimension, options.samples or 200
+    clients, dimension, samples = options.clients or DEFAULT_CLIENTS, options.dimension, options.samples or 200
     noise = REGRESSION_NOISE if options.noise is None else options.noise
     ratios = _ratios(options, rng)
     shared = rng.normal(size=dimension)
@@ -105,10 +107,10 @@ def make_regression(name: str, folder: Path | None, options: SourceOptions) -> S
 def _ratios(options: SourceOptions, rng: np.random.Generator) -> np.ndarray:
     """The personalization ratio r_p of every client."""
     if options.personalization == "mixed":
-        return rng.random(options.clients)
+        return rng.random(options.clients or DEFAULT_CLIENTS)
     if not 0 <= options.personalization <= 1:
         raise UserError(f"personalization={options.personalization:g}, allowed: 0 to 1, or mixed")
-    return np.full(options.clients, options.personalization)
+    return np.full(options.clients or DEFAULT_CLIENTS, options.personalization)
 
 
 def _check_sizes(name: str, options: SourceOptions) -> None:

@@ -1,0 +1,47 @@
+"""FedProx: FedAvg whose clients are held near the global model while they train.
+
+tailor run fedprox:FedProx data=digits clients=20 mu=0.1
+tailor compare fedavg fedprox:FedProx data=digits clients=20 mu=0.1
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tailorfl.cohort import Batch, Client, Cohort, Objective
+from tailorfl.exchange.messages import Message
+from tailorfl.methods.fedavg import FedAvg
+from tailorfl.models.network import Values
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The task's loss plus mu/2 times the squared distance to the weights in ``client.common``."""
+
+    loss: Objective
+    mu: float
+
+    def __call__(self, client: Client, batch: Batch) -> Tensor:
+        distances = [(client.values[name] - start).square().sum() for name, start in client.common.items()]
+        return self.loss(client, batch) + self.mu / 2 * torch.stack(distances).sum()
+
+
+class FedProx(FedAvg):
+    """Stay near the global model (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020).
+
+    A client minimizes its loss plus mu/2 ||w - w_global||^2. With ``mu=0`` it is FedAvg.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al. 2020"
+
+    mu: float = Field(0.1, ge=0, description="pull towards the global model; 0: FedAvg")
+
+    def train(self, clients: Cohort, received: Message) -> Values:
+        clients.load(received.tensors)
+        start = {name: received.tensors[name] for name in clients.network.parameters if name in received.tensors}
+        clients.fit(Proximal(clients.loss, self.mu), common=start)
+        return clients.take(received.tensors)

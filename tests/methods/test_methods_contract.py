@@ -1,0 +1,225 @@
+"""What every registered method must do, whatever its idea."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from method_runs import SMALL, differences, federation, run, state
+
+from tailorfl.exchange.messages import Answers, Message
+from tailorfl.federation.checkpoint import newest_checkpoint
+from tailorfl.methods import methods
+from tailorfl.models.network import Values
+from tailorfl.study.build import Built
+from tailorfl.study.config import configure
+from tailorfl.study.run import Run
+
+every_method = pytest.mark.parametrize("method", list(methods()))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    """A table of clients with very different numbers of rows, one of them with a single row to train on."""
+    draws = torch.Generator().manual_seed(0)
+    path = tmp_path / "table.csv"
+    lines = ["a,b,c,label,who"]
+    for name, rows in {"large": 41, "middle": 17, "small": 6, "pair": 2}.items():
+        for features in torch.randn(rows, 3, generator=draws).tolist():
+            lines.append(",".join([*map(str, features), "yes" if sum(features) > 0 else "no", name]))
+    path.write_text("\n".join(lines) + "\n")
+    own = {"data": f"csv:{path}", "label_column": "label", "client_column": "who", "partition": "natural"}
+    return {**own, "min_samples": 1, "samples_per_client": None, "clients_per_round": 1.0}
+
+
+def listen(built: Built) -> tuple[list[Message], list[Answers]]:
+    """Everything that travels in a federation."""
+    train = built.federation.train
+    sent: list[Message] = []
+    answered: list[Answers] = []
+
+    def overheard(round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
+        sent.append(message)
+        for answers in train(round, clients, message):
+            answered.append(answers)
+            yield answers
+
+    built.federation.train = overheard  # type: ignore[method-assign]
+    return sent, answered
+
+
+@every_method
+def test_a_method_learns_the_digits(method: str) -> None:
+    rounds = run(federation(method, rounds=8, clients_per_round=6, local_epochs=5))
+    last = rounds[-1].evaluation
+    assert last is not None
+    assert last.personalized.accuracy is not None
+    assert last.personalized.accuracy > 0.4  # two classes a client; chance is a tenth for a model of all
+    assert rounds[-1].loss < 0.7 * rounds[0].loss
+
+
+@every_method
+@pytest.mark.parametrize("partition", ["classes", "table"])
+def test_clients_in_a_stack_learn_what_they_learn_one_by_one(method: str, partition: str, table: dict) -> None:
+    settings: dict[str, Any] = {"precision": "float64", **(table if partition == "table" else {})}
+    together = federation(method, **settings, engine="stacked")
+    apart = federation(method, **settings, engine="one-by-one")
+    scores = [[record.evaluation.personalized.loss for record in run(built)] for built in (together, apart)]
+    found = [state(built) for built in (together, apart)]
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-9)
+    for one, other in zip(*scores, strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), torch.from_numpy(other), rtol=1e-9, atol=1e-9)
+
+
+@every_method
+def test_the_size_of_the_stacks_does_not_change_the_result(method: str) -> None:
+    found = []
+    for size in (1, 2, 6):
+        built = federation(method, precision="float64", stack_size=size)
+        run(built)
+        found.append(state(built))
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, tensor in other.items():
+            torch.testing.assert_close(tensor, found[0][name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *((method, {}) for method in methods()),
+        ("fedavg", {"server_optimizer": "adam", "server_lr": 0.05}),
+        ("fedper", {"server_optimizer": "sgd", "server_momentum": 0.9, "lr_schedule": "cosine"}),
+    ],
+)
+def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
+    method: str, settings: dict, tmp_path: Path
+) -> None:
+    config = configure(method, {**SMALL, "rounds": 4, "checkpoint_every": 100, **settings})
+    whole, parted = Run(config, tmp_path / "whole"), Run(config, tmp_path / "parted")
+    seen: list[int] = []
+    parted.watch = lambda line: seen.append(line["round"])
+    parted.stop = lambda: len(seen) == 2
+    summary = whole.execute()
+    assert parted.execute() is None
+    resumed = Run(config, tmp_path / "parted").execute(resume=True)
+    assert summary is not None
+    assert resumed is not None
+    unlike = {key for key in summary if summary[key] != resumed[key]}
+    assert unlike <= {"seconds_training", "seconds_evaluation"}
+    assert not differences(last_state(tmp_path / "whole"), last_state(tmp_path / "parted"))
+
+
+def last_state(folder: Path) -> Values:
+    found = newest_checkpoint(folder / "checkpoints", torch.device("cpu"))
+    assert found is not None
+    return {**found.server.values, **found.server.state, **found.clients}
+
+
+@every_method
+def test_clients_of_very_different_sizes_train_down_to_one_sample(method: str, table: dict) -> None:
+    built = federation(method, **table)
+    assert sorted(built.data.train.counts.tolist()) == [1, 4, 13, 31]
+    rounds = run(built)
+    assert [record.answered for record in rounds] == [[0, 1, 2, 3]] * 3
+    assert all(tensor.isfinite().all() for tensor in state(built).values())
+
+
+@every_method
+def test_a_client_that_diverges_is_left_out_named_and_counted(
+    method: str, table: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = federation(method, **table)
+    ill = built.data.names.index("middle")
+    built.data.inputs[built.data.train.of(ill)] = torch.nan
+    with caplog.at_level(logging.WARNING):
+        rounds = run(built)
+    assert [record.diverged for record in rounds] == [[ill]] * 3
+    assert all(ill not in record.answered for record in rounds)
+    assert all(record.loss is not None and record.loss == record.loss for record in rounds)
+    assert all("middle" in message for message in caplog.messages)
+    assert len(caplog.messages) == 3
+    assert all(tensor.isfinite().all() for tensor in state(built).values())
+
+
+@every_method
+def test_a_client_that_diverges_does_not_touch_the_others(method: str, table: dict) -> None:
+    beside_ill, beside_healthy = federation(method, **table), federation(method, **table)
+    ill = beside_ill.data.names.index("middle")
+    beside_ill.data.inputs[beside_ill.data.train.of(ill)] = torch.nan
+    learnt = []
+    for built in (beside_ill, beside_healthy):
+        message = built.config.method.broadcast(built.server)
+        sent = list(built.federation.train(1, range(4), message))
+        rows = [(a, row, client) for a in sent for row, client in enumerate(a.clients) if client != ill]
+        found = {f"{client} sends {name}": a.tensors[name][row] for a, row, client in rows for name in a.tensors}
+        kept = built.federation.store.flat()
+        learnt.append(found | {name: tensor for name, tensor in kept.items() if not name.startswith(f"{ill}/")})
+    assert len(learnt[0]) >= 3
+    assert learnt[0].keys() == learnt[1].keys()
+    for name, tensor in learnt[0].items():
+        torch.testing.assert_close(tensor, learnt[1][name], rtol=1e-5, atol=1e-6)
+
+
+@every_method
+def test_a_round_in_which_everybody_diverges_changes_nothing(method: str, table: dict) -> None:
+    built = federation(method, **table, rounds=1)
+    before = {name: tensor.clone() for name, tensor in state(built).items()}
+    built.data.inputs[:] = torch.nan
+    [record] = run(built)
+    assert (record.answered, record.loss, record.bytes_up) == ([], None, 0)
+    assert not differences(state(built), before)
+
+
+@every_method
+def test_new_clients_are_evaluated_and_never_train(method: str) -> None:
+    built = federation(method, new_clients=2, clients_per_round=1.0)
+    rounds = run(built)
+    new = set(built.data.new_clients)
+    assert len(new) == 2
+    for record in rounds:
+        assert not new & set(record.selected)
+        assert record.evaluation is not None
+        assert record.evaluation.new is not None
+        assert set(record.evaluation.new.clients) == new
+        assert set(record.evaluation.personalized.clients) == set(range(6)) - new
+    assert not new & set(built.federation.store.entries)
+
+
+@every_method
+def test_what_is_personal_never_travels_and_what_travels_is_counted(method: str) -> None:
+    built = federation(method)
+    sent, answered = listen(built)
+    rounds = run(built)
+    shared = set(built.config.method.shared(built.network))
+    size = sum(tensor.nbytes for name, tensor in built.network.initial().items() if name in shared)
+    assert len(sent) == len(rounds)
+    for message in sent:
+        assert set(message.tensors) == shared
+    for answers in answered:
+        assert set(answers.tensors) == shared
+    for record in rounds:
+        assert record.bytes_down == size * len(record.selected)
+        assert record.bytes_up == size * len(record.answered)
+
+
+@every_method
+def test_evaluation_changes_nothing(method: str) -> None:
+    built = federation(method, finetune_epochs=2)
+    run(built)
+    before = {name: tensor.clone() for name, tensor in state(built).items()}
+    first, second = built.loop.evaluate(3), built.loop.evaluate(3)
+    assert not differences(state(built), before)
+    assert first.personalized.loss.tolist() == second.personalized.loss.tolist()
+
+
+@every_method
+def test_regression_data_run(method: str) -> None:
+    settings = {"data": "synthetic-regression", "partition": "natural", "samples": 60, "samples_per_client": None}
+    rounds = run(federation(method, **settings, dimension=5, network="linear", network_options={}, lr=0.01, rounds=8))
+    assert rounds[-1].loss < rounds[0].loss
+    assert rounds[-1].evaluation.personalized.mean_loss < rounds[0].evaluation.personalized.mean_loss

@@ -1,0 +1,72 @@
+"""What a method keeps with each client beside its model."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from method_runs import SMALL, federation, run
+
+from tailorfl.federation.checkpoint import newest_checkpoint
+from tailorfl.study.config import configure
+from tailorfl.study.run import Run
+
+SOURCE = '''
+import torch
+from tailorfl.methods.fedavg import FedAvg
+
+class Counting(FedAvg):
+    """Counts the rounds of each client, from ten."""
+    poison: bool = False
+
+    def memory(self, network):
+        return {"rounds": torch.full((1,), 10.0)}
+
+    def train(self, clients, received):
+        clients.memory["rounds"] += 1
+        if self.poison:
+            clients.memory["rounds"][[row for row, client in enumerate(clients.clients) if client == 1]] = torch.nan
+        return super().train(clients, received)
+'''
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "counting_method.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "counting_method:Counting"
+    sys.modules.pop("counting_method", None)
+
+
+def test_a_clients_memory_goes_from_one_of_its_rounds_to_the_next(counting: str) -> None:
+    built = federation(counting, rounds=5)
+    taken = [client for record in run(built) for client in record.selected]
+    kept = {client: entry["memory/rounds"].item() for client, entry in built.federation.store.entries.items()}
+    assert kept == {client: 10 + taken.count(client) for client in set(taken)}
+
+
+def test_memory_does_not_travel(counting: str) -> None:
+    plain, remembering = run(federation("fedavg")), run(federation(counting))
+    assert [(one.bytes_up, one.bytes_down) for one in plain] == [(one.bytes_up, one.bytes_down) for one in remembering]
+
+
+def test_a_client_whose_memory_is_not_finite_is_left_out(counting: str) -> None:
+    built = federation(counting, poison=True, clients_per_round=6)
+    assert [record.diverged for record in run(built)] == [[1]] * 3
+    assert all(entry["memory/rounds"].isfinite().all() for entry in built.federation.store.entries.values())
+
+
+def test_memory_outlives_a_restart(counting: str, tmp_path: Path) -> None:
+    config = configure(counting, {**SMALL, "rounds": 4})
+    seen: list[int] = []
+    stopping = Run(config, tmp_path / "run", watch=lambda line: seen.append(1), stop=lambda: len(seen) == 2)
+    assert stopping.execute() is None
+    assert Run(config, tmp_path / "run").execute(resume=True) is not None
+    built = federation(counting, rounds=4)
+    run(built)
+    found = newest_checkpoint(tmp_path / "run/checkpoints", torch.device("cpu"))
+    assert found is not None
+    assert found.clients.keys() == built.federation.store.flat().keys()
+    assert all(torch.equal(tensor, found.clients[name]) for name, tensor in built.federation.store.flat().items())
