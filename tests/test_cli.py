@@ -88,7 +88,7 @@ def everything_below(folder: Path) -> list[str]:
         ("run fedper augment=spin", "augment=spin"),
         ("run fedper data=synthetic-regression partition=iid augment=flip", "augment=flip"),
         ("run fedper device=cuda:99", "device=cuda:99"),
-        ("run fedper selection=per-group", "selection=per-group"),
+        ("run fedper selection=per-class", "selection=per-class"),
         ("run fedper --config none.yaml", "none.yaml"),
         ("run fedper --out my_model.py/run", "my_model.py is not a folder"),
         ("run fedper --out .", "exists"),

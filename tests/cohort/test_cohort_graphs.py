@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import close, make_cohort
 from hypothesis import given
 from hypothesis import strategies as st
+from small_cohorts import close, make_cohort
 from torch import Tensor, nn
 
 from tailorfl.cohort import Engine

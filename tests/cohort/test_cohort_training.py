@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, make_cohort
+from small_cohorts import close, make_cohort
 from torch import Tensor, nn
 
 from tailorfl.cohort import Engine, traces

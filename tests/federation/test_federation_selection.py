@@ -83,6 +83,9 @@ def test_a_federation_without_clients_that_train_is_refused() -> None:
         Selector(Experiment(), ())
 
 
-def test_selection_by_groups_is_refused_where_there_are_no_groups() -> None:
-    with pytest.raises(UserError, match=r"selection=per-group.*uniform"):
-        Selector(Experiment(selection="per-group"), CLIENTS)
+def test_clients_with_the_same_number_of_classes_are_a_group() -> None:
+    groups = tuple(2 if client < 110 else 5 for client in CLIENTS)
+    selector = Selector(Experiment(selection="per-group", clients_per_round=0.2), CLIENTS, groups)
+    for number in range(1, 20):
+        chosen = selector(number)
+        assert [sum(client < 110 for client in chosen), len(chosen)] == [2, 6]

@@ -43,7 +43,7 @@ def inputs(shape: tuple[int, ...], batch: int = 2) -> torch.Tensor:
         ("resnet18", (3, 64, 64), 100, {"width": math.log10(100) / 3, "stages": 4}, 1_266_324),
         ("resnet18", (3, 64, 64), 100, {"widths": (43, 43, 86, 171), "stages": 4}, 1_266_324),
         ("stride-cnn", (3, 128, 128), 10, {}, 391_466),
-        ("text", (32,), 2, {"vocabulary": 50}, 50 * 300 + 4 * 128 * 430 + 129 * 120 + 121 * 64 + 65 * 2),
+        ("text", (32,), 2, {"vocabulary": 50}, 50 * 50 + 4 * 128 * 180 + 129 * 120 + 121 * 64 + 65 * 2),
     ],
 )
 def test_parameter_count(name, shape, classes, options, parameters):

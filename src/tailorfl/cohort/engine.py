@@ -2,8 +2,9 @@
 
 import logging
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,8 @@ Mode = Literal["auto", "stacked", "one-by-one"]
 # A stack's weights should stay in a CPU's cache: far beyond that every step goes to memory.
 _CPU_STACK_NUMBERS = 6_400_000
 _CPU_HELD_BYTES = 1 << 30  # weights of clients that run one by one, held at a time
+# Below so many numbers in a stack, threads wait for each other longer than they work; on a busy machine far longer.
+_CPU_THREADS_NUMBERS = 1_000_000
 _GPU_MEMORY_SHARE = 0.5
 _CPU_EVALUATION_BYTES = 64 << 20
 _GPU_EVALUATION_BYTES = 4 << 30
@@ -102,12 +105,13 @@ class Engine:
         elif self.graphs is not None:
             self.graphs.run(training, stacked_gradients)
         else:
-            self.traces.run(training)
+            with self._threads(training.network, len(training.samples.rows)):
+                self.traces.run(training)
 
     def predict(self, network: Network, values: Values, inputs: Tensor, valid: Tensor) -> Tensor:
         """The outputs of every client's own weights on its own inputs, [clients, samples, ...]."""
         if self.stacks(network):
-            with torch.no_grad():
+            with torch.no_grad(), self._threads(network, len(inputs)):
                 return torch.vmap(lambda v, x, m: network.forward(v, x, m, train=False))(values, inputs, valid)
 
         @torch.no_grad()  # threads have a gradient mode of their own
@@ -116,6 +120,19 @@ class Engine:
             return network.forward(own, inputs[client], valid[client], train=False)
 
         return torch.stack(self.each(work, len(inputs)))
+
+    @contextmanager
+    def _threads(self, network: Network, clients: int) -> Iterator[None]:
+        """On a CPU, one thread for a small stack."""
+        before = torch.get_num_threads()
+        small = self._plans[id(network)].numbers * clients < _CPU_THREADS_NUMBERS
+        if self.device.type == "cpu" and small and before > 1:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
 
     def each(self, work: Callable[[int], Tensor], clients: int) -> list[Tensor]:
         """Do the same for every client; on a CPU, side by side, with one core each."""

@@ -11,7 +11,7 @@ from tailorfl.cohort.optimizer import Optimizer
 class LocalTraining(BaseModel):
     """How a client trains in a round."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     local_epochs: int = Field(5, ge=1, description="passes over a client's data in a round")
     batch_size: int = Field(10, ge=0, description="samples a step; 0 is the full batch")

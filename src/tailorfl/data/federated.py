@@ -163,25 +163,25 @@ def save_partition(data: FederatedData | Partition, path: Path) -> None:
     for split in ("train", "validation", "test"):
         ragged: Ragged = getattr(partition, split)
         tensors |= {f"{split}.index": ragged.index.contiguous(), f"{split}.offsets": ragged.offsets}
-    facts = {"format": FORMAT, "source": partition.source, "rows": str(partition.rows)}
+    # One entry of metadata: safetensors writes several in no fixed order, and equal partitions should be equal files.
+    facts = {"format": FORMAT, "source": partition.source, "rows": partition.rows, "names": partition.names}
     with whole_file(path) as temporary:
-        save_file(tensors, temporary, {**facts, "names": json.dumps(partition.names)})
+        save_file(tensors, temporary, {"partition": json.dumps(facts)})
 
 
 def load_partition(path: Path) -> Partition:
     """Read what ``save_partition`` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+            facts = json.loads((file.metadata() or {}).get("partition", "{}"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (the file is no dict)
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"the partition {path} cannot be read: {reason(error)}") from error
     if facts.get("format") != FORMAT:
         raise UserError(f"{path} is not a partition; allowed: a file that save_partition wrote")
     splits = {s: Ragged(tensors[f"{s}.index"], tensors[f"{s}.offsets"]) for s in ("train", "validation", "test")}
     new = tuple(tensors["new_clients"].tolist())
-    names = tuple(json.loads(facts["names"]))
-    return Partition(facts["source"], int(facts["rows"]), names, **splits, new_clients=new)
+    return Partition(facts["source"], facts["rows"], tuple(facts["names"]), **splits, new_clients=new)
 
 
 def _check_fractions(options: PartitionOptions) -> None:

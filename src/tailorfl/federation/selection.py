@@ -29,21 +29,22 @@ def select(
     clients: Sequence[int],
     round: int,
     seed: int,
-    groups: Sequence[Hashable] | None = None,
+    groups: Sequence[Hashable] = (),
 ) -> list[int]:
     """The clients of a round, in ascending order; the same for every method with this seed.
 
     ``uniform`` draws a fixed number without replacement; ``binomial`` lets each client take part on its own with
-    the same probability (so a round may be empty); ``per-group`` draws the same fraction of every group.
+    the same probability (so a round may be empty); ``per-group`` draws the same fraction of every group, and
+    at least one client of each.
     """
     rng = generator(seed, "selection", round)
     if selection == "binomial":
         chance = share(wanted, len(clients))
         return [client for client, draw in zip(clients, rng.random(len(clients)), strict=True) if draw < chance]
-    if selection == "per-group" and groups is not None:
+    if selection == "per-group":
         part = share(wanted, len(clients))
         members: dict[Hashable, list[int]] = {}
-        for client, group in zip(clients, groups, strict=True):
+        for client, group in zip(clients, groups or [0] * len(clients), strict=True):
             members.setdefault(group, []).append(client)
         return sorted(client for group in members.values() for client in _draw(group, how_many(part, len(group)), rng))
     return _draw(clients, how_many(wanted, len(clients)), rng)

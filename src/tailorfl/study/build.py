@@ -7,7 +7,17 @@ from typing import Any
 import torch
 
 from tailorfl.cohort import Engine
-from tailorfl.data import Augmentation, FederatedData, PartitionOptions, Source, SourceOptions, federate, load_source
+from tailorfl.data import (
+    Augmentation,
+    FederatedData,
+    PartitionOptions,
+    Source,
+    SourceOptions,
+    assemble,
+    federate,
+    load_partition,
+    load_source,
+)
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
@@ -32,12 +42,17 @@ class Built:
     loop: RoundLoop
 
 
-def build(config: Config, data_dir: Path | None = None) -> Built:
-    """Load the data, divide it, make the network and the federation. Writes nothing."""
+def build(config: Config, data_dir: Path | None = None, partition: Path | None = None) -> Built:
+    """Load the data, divide it, make the network and the federation. Writes nothing.
+
+    ``partition`` is a file that says who has which rows, of a run that is to go on.
+    """
     experiment = config.experiment
     device = choose_device(experiment.device)
-    data = load_data(experiment, data_dir).to(device)
-    selector = Selector(experiment, trainable_clients(data))
+    data = load_data(experiment, data_dir, partition).to(device)
+    clients = trainable_clients(data)
+    held = (data.label_counts() > 0).sum(1).tolist()
+    selector = Selector(experiment, clients, tuple(held[client] for client in clients))
     network = build_network(experiment, data, device)
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
@@ -61,10 +76,14 @@ def build(config: Config, data_dir: Path | None = None) -> Built:
     return Built(config, data, network, federation, server, loop)
 
 
-def load_data(experiment: Experiment, data_dir: Path | None) -> FederatedData:
+def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | None = None) -> FederatedData:
     """The federated data of an experiment, in its precision."""
-    source = load_source(experiment.data, data_dir, part(SourceOptions, experiment))
-    return cast(federate(source, part(PartitionOptions, experiment), experiment.seed), experiment.precision)
+    source = read_source(experiment, data_dir)
+    if partition is not None:
+        data = assemble(source, load_partition(partition))
+    else:
+        data = federate(source, part(PartitionOptions, experiment), experiment.seed)
+    return cast(data, experiment.precision)
 
 
 def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
@@ -128,6 +147,7 @@ class Selector:
 
     experiment: Experiment
     clients: tuple[int, ...]
+    groups: tuple[int, ...] = ()  # of each client: how many classes it has
 
     def __post_init__(self) -> None:
         wanted = self.experiment.clients_per_round
@@ -135,8 +155,6 @@ class Selector:
             raise UserError("no client is left to train on; allowed: fewer new_clients")
         if isinstance(wanted, int) and wanted > len(self.clients):
             raise UserError(f"clients_per_round={wanted}: allowed are 1 to {len(self.clients)}, the clients that train")
-        if self.experiment.selection == "per-group":
-            raise UserError("selection=per-group: the clients form no groups here; allowed: uniform, binomial")
 
     def __call__(self, number: int) -> list[int]:
         rounds = self.experiment.rounds
@@ -144,4 +162,5 @@ class Selector:
             return list(self.clients)
         wanted = self.experiment.clients_per_round
         wanted = min(10, len(self.clients)) if wanted is None else wanted
-        return select(self.experiment.selection, wanted, self.clients, number, self.experiment.seed)
+        seed = self.experiment.seed
+        return select(self.experiment.selection, wanted, self.clients, number, seed, self.groups)

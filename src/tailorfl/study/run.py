@@ -71,7 +71,7 @@ class Run:
         begun = resume and _is_run(self.folder)  # else it was killed before it could begin
         device = choose_device(self.config.experiment.device)
         checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, device) if begun else None
-        built = build(self.config, self.data_dir)
+        built = build(self.config, self.data_dir, self.folder / PARTITION if begun else None)
         done = self._continue(built, checkpoint) if begun else self._begin(built, force)
         last = self._last(built, done) if self.totals.ended else self._rounds(built, done)
         return None if last is None else self._finish(built, last)
