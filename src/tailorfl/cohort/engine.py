@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Mode = Literal["auto", "stacked", "one-by-one"]
 
 # A stack's weights should stay in a CPU's cache: far beyond that every step goes to memory.
-_CPU_STACK_NUMBERS = 6_400_000
+_CPU_STACK_NUMBERS = 3_200_000
 _CPU_HELD_BYTES = 1 << 30  # weights of clients that run one by one, held at a time
 # Below so many numbers in a stack, threads wait for each other longer than they work; on a busy machine far longer.
 _CPU_THREADS_NUMBERS = 1_000_000
