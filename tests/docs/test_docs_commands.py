@@ -21,6 +21,7 @@ import pytest
 import torch
 import typer
 import yaml
+from pydantic_core import to_jsonable_python
 
 from tailorfl import cli
 from tailorfl.data import DOWNLOADS, PARTITIONS, SOURCES
@@ -237,8 +238,7 @@ def documented_keys(text: str) -> dict[str, Any]:
 
 
 def defaults(kind: Any) -> dict[str, Any]:
-    found: dict[str, Any] = kind().model_dump(mode="json")
-    return found
+    return {name: to_jsonable_python(info.default) for name, info in kind.model_fields.items()}
 
 
 @pytest.mark.parametrize(("title", "kind"), [("Experiment", Experiment), ("Method", Method)])

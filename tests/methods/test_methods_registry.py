@@ -19,6 +19,11 @@ class Sloth(FedAvg):
     """Does little."""
     name: ClassVar[str] = "sloth"
     naps: int = 3
+
+from tailorfl.methods import Method
+
+class Unborn(Method):
+    """Does not say what a client does."""
 '''
 
 
@@ -94,3 +99,8 @@ def test_a_module_or_class_that_does_not_fit_is_refused_in_one_line(module: str,
         find_method(name)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_method_that_does_not_say_what_a_client_does_is_refused(module: str) -> None:
+    with pytest.raises(UserError, match="Unborn lacks train"):
+        find_method(f"{module}:Unborn")

@@ -191,10 +191,10 @@ class Training:
         )
 
 
-def pad_rows(rows: Sequence[Tensor], device: torch.device, longest: int | None = None) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """Index lists as one table, [clients, longest], and their lengths."""
     counts = torch.tensor([len(row) for row in rows])
-    table = torch.zeros(len(rows), max(1, longest or int(counts.max())), dtype=torch.int64)
+    table = torch.zeros(len(rows), max(1, int(counts.max())), dtype=torch.int64)
     for client, row in enumerate(rows):
         table[client, : len(row)] = row
     return table.to(device), counts.to(device)

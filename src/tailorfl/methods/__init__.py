@@ -61,6 +61,8 @@ def _imported(path: str) -> type[Method]:
     if not (inspect.isclass(kind) and issubclass(kind, Method)):
         there = ", ".join(k.__name__ for k in _methods_in(module_name)) or "none"
         raise UserError(f"method {path}: {module_name} has no Method called {class_name}; it has: {there}")
+    if inspect.isabstract(kind):
+        raise UserError(f"method {path}: {class_name} lacks {', '.join(sorted(kind.__abstractmethods__))}")
     return kind
 
 

@@ -1,5 +1,6 @@
 """What a method is: which tensors travel, what a client does in a round, what the server makes of the answers."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
@@ -78,9 +79,9 @@ class Method(LocalTraining):
 
     # The client: one or many, the same code.
 
+    @abstractmethod
     def train(self, clients: Cohort, received: Message) -> Values:
         """A client's part of a round; what it sends."""
-        raise NotImplementedError(f"{type(self).__name__} must say what a client does in a round")
 
     def personalize(self, clients: Cohort, received: Message) -> None:
         """Make each client's model what the method serves it with; the default also fine-tunes if asked to."""
