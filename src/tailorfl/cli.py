@@ -251,7 +251,8 @@ def _run(
     from tailorfl.study.progress import RunProgress, StopOnInterrupt
     from tailorfl.study.run import Run
 
-    shown = Console(stderr=True, quiet=quiet, emoji=False)
+    # One console for the bar and the log: lines then go above the bar instead of through it.
+    shown = Console(stderr=True, quiet=True) if quiet else err
     with StopOnInterrupt(err) as stop, RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
         return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
 
