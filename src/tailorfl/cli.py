@@ -63,6 +63,7 @@ def run(
 ) -> None:
     """Train one method and write the results into a folder."""
     from tailorfl.study.config import configure, read_settings
+    from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.run import CONFIG
     from tailorfl.study.tables import summary_table
 
@@ -82,7 +83,8 @@ def run(
         raise UserError("no method is named; allowed: tailor run METHOD, or a line 'method: NAME' in --config")
     checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
     folder = out_dir or _fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
-    summary = _run(checked, folder, data_dir, resume, force, quiet)
+    with StopOnInterrupt(err) as stop:
+        summary = _run(checked, folder, data_dir, resume, force, quiet, stop)
     if summary is None:
         _stopped(f"tailor run --resume --out {folder}")
     out.print(summary_table([summary]))
@@ -104,6 +106,7 @@ def compare(
     """Train several methods on the same federation and set them side by side."""
     from tailorfl.study.compare import PLOT, configure_all, draw_curves, run_all, write_table
     from tailorfl.study.config import read_settings
+    from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.tables import summary_table
 
     _log(quiet)
@@ -120,10 +123,12 @@ def compare(
     if taken and not (resume or force):
         raise UserError(f"{taken[0]} exists; allowed: another --out, --resume to go on, --force to replace")
 
-    def one(checked: Any, path: Path) -> dict[str, Any] | None:
-        return _run(checked, path, data_dir, resume, force, quiet)
+    with StopOnInterrupt(err) as stop:
 
-    summaries = run_all(configs, folder, one)
+        def one(checked: Any, path: Path) -> dict[str, Any] | None:
+            return _run(checked, path, data_dir, resume, force, quiet, stop)
+
+        summaries = run_all(configs, folder, one, lambda: stop.wanted)
     if summaries is None:
         _stopped(f"the same command with --resume --out {folder}")
     table = write_table(summaries, folder)
@@ -246,14 +251,14 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _run(
-    checked: Any, folder: Path, data_dir: Path | None, resume: bool, force: bool, quiet: bool
+    checked: Any, folder: Path, data_dir: Path | None, resume: bool, force: bool, quiet: bool, stop: Any
 ) -> dict[str, Any] | None:
-    from tailorfl.study.progress import RunProgress, StopOnInterrupt
+    from tailorfl.study.progress import RunProgress
     from tailorfl.study.run import Run
 
     # One console for the bar and the log: lines then go above the bar instead of through it.
     shown = Console(stderr=True, quiet=True) if quiet else err
-    with StopOnInterrupt(err) as stop, RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
+    with RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
         return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
 
 

@@ -24,25 +24,11 @@ def test_several_steps_are_those_of_torch(kind, decay, tensor_rates):
     optimizer = Optimizer(kind, momentum=0.9, weight_decay=0.1, decay=decay)
     state = optimizer.start(ours)
     rates = torch.full((3,), 0.05, dtype=torch.float64) if tensor_rates else [0.05] * 3
-    active = torch.ones(2, dtype=torch.float64) if tensor_rates else None
     for step in range(1, 5):
         gradients = [torch.sin(step * p.detach()) for p in theirs]
         for p, gradient in zip(theirs, gradients, strict=True):
             p.grad = gradient.clone()
         reference.step()
-        optimizer.step(ours, gradients, state, rates, torch.tensor([step]), active)
+        optimizer.step(ours, gradients, state, rates, torch.tensor([step]))
     for mine, wanted in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, wanted, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_a_client_that_is_not_active_stays_as_it_is(kind):
-    ours = stacks(2)
-    before = [p.clone() for p in ours]
-    optimizer = Optimizer(kind, momentum=0.9, weight_decay=0.1)
-    rates = torch.full((3,), 0.1, dtype=torch.float64)
-    active = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    optimizer.step(ours, [p + 1 for p in ours], optimizer.start(ours), rates, torch.tensor([1]), active)
-    for now, then in zip(ours, before, strict=True):
-        assert torch.equal(now[1], then[1])
-        assert not torch.equal(now[0], then[0])

@@ -12,7 +12,7 @@ from tailorfl.cohort import Engine, traces
 from tailorfl.cohort.objective import Batch, Client, cross_entropy
 from tailorfl.data import Augmentation
 from tailorfl.errors import UserError
-from tailorfl.models import build_module
+from tailorfl.models import BatchNorm1d, build_module
 
 UNEQUAL = [23, 12, 12, 7, 1]
 
@@ -204,6 +204,7 @@ def test_the_full_gradient_is_the_same_in_parts(mode, monkeypatch):
 def test_the_head_on_the_features_is_the_network_and_can_be_trained_on_them():
     cohort = make_cohort(UNEQUAL, "mlp", batch_size=0, local_epochs=3)
     features = cohort.features()
+    assert (features[-1, 1:] == 0).all()  # the last client has one sample, the rest is padding
     for client in range(len(UNEQUAL)):
         own = {name: tensor[client] for name, tensor in cohort.values.items()}
         rows = cohort.data.train.of(client)
@@ -233,7 +234,7 @@ def test_batch_norm_statistics_are_each_clients_own_and_ignore_padding():
 
 
 class Recurrent(nn.Module):
-    """Rows of an image as a sequence: torch's LSTM, which has no batching rule."""
+    """Rows of an image as a sequence: torch's LSTM, which some versions of torch can stack and others cannot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,23 +255,119 @@ class Dropping(nn.Module):
         return self.head(self.body(x))
 
 
-@pytest.mark.parametrize("module", [Recurrent, Dropping])
+class DroppingByHand(Dropping):
+    """Draws without a dropout layer that could be recognized."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(self.body[:-1](x), 0.5, self.training))
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A batch norm that is not torch's own: it cannot be stacked, and must not see padding."""
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), OwnNorm(16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def test_dropout_of_any_kind_draws_from_each_clients_own_stream():
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        cohort = make_cohort([9, 8, 7, 6], DroppingByHand())
+        torch.manual_seed(seed)
+        cohort.fit()
+        results.append(cohort.values)
+    assert cohort.plan.random
+    assert close(*results, 0)
+
+
+def test_a_norm_that_cannot_know_of_padding_never_sees_any():
+    results = []
+    for batch_size in (0, 6):  # alone and beside a larger client, whose full batch is longer
+        torch.manual_seed(0)
+        clients = (1,) if batch_size else (0, 1)
+        cohort = make_cohort([11, 6], Normed(), clients=clients, batch_size=batch_size, local_epochs=1)
+        cohort.fit()
+        results.append({name: tensor[-1] for name, tensor in cohort.values.items()})
+    assert not cohort.plan.stacked
+    assert close(*results)
+
+
+class Statistics(nn.Module):
+    """A norm without parameters as a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+        self.norm = BatchNorm1d(16, affine=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(x)))
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_statistics_of_a_norm_without_parameters_are_each_clients_own(mode):
+    torch.manual_seed(0)
+    cohort = make_cohort([9, 5], Statistics(), mode)
+    assert cohort.network.layers[0].buffers == ("norm.running_mean", "norm.running_var")
+    cohort.fit()
+    assert not torch.allclose(*cohort.values["norm.running_mean"])
+
+
+def test_asking_for_a_gradient_changes_nothing():
+    cohort = make_cohort([9, 5], Statistics())
+    before = {name: tensor.clone() for name, tensor in cohort.values.items()}
+    cohort.gradient()
+    assert close(before, cohort.values, 0)
+
+
+def fragile(client: Client, batch: Batch) -> Tensor:
+    """Not finite on an empty batch, as a user's objective may be."""
+    return cross_entropy(client, batch) / batch.valid.sum()
+
+
+def test_clients_that_have_finished_are_safe_from_what_an_objective_makes_of_an_empty_batch():
+    results = []
+    for mode in ("stacked", "one-by-one"):
+        cohort = make_cohort(UNEQUAL, "mlp", mode, batch_size=4, local_epochs=1)
+        loss = cohort.fit(fragile)
+        assert loss.isfinite().all()
+        results.append(cohort.values)
+    assert close(*results)
+
+
+def test_torchs_lstm_trains_alike_however_it_runs():
+    results = []
+    for mode in ("auto", "one-by-one"):
+        torch.manual_seed(0)
+        cohort = make_cohort(UNEQUAL, Recurrent(), mode, batch_size=4, local_epochs=2)
+        cohort.fit()
+        results.append(cohort.values)
+    assert close(*results)
+
+
+@pytest.mark.parametrize("module", [Normed, Dropping])
 def test_what_cannot_be_stacked_runs_one_by_one_and_the_log_says_so(module, caplog):
     with caplog.at_level(logging.INFO, logger="tailorfl"):
-        cohort = make_cohort(UNEQUAL, module())
-        cohort.fit()
-    assert not cohort.plan.stacked
+        together = make_cohort([12, 8, 6], module(), batch_size=4)
+    assert not together.plan.stacked
     assert "net runs one by one: " in caplog.text
-    torch.manual_seed(99)  # what other code draws must not matter
-    alone = make_cohort(UNEQUAL, cohort.network.module, clients=(2,))
-    torch.manual_seed(5)
-    start = make_cohort(UNEQUAL, alone.network.module, clients=(2,))
-    alone.values = {name: tensor.clone() for name, tensor in start.values.items()}
+    alone = make_cohort([12, 8, 6], together.network.module, clients=(1,), batch_size=4)
+    alone.values = {name: tensor[1:2].clone() for name, tensor in together.values.items()}
+    torch.manual_seed(5)  # what other code draws must not matter
     alone.fit()
-    start.fit()
-    assert close(alone.values, start.values)
+    together.fit()
+    assert close(alone.values, {name: tensor[1:2] for name, tensor in together.values.items()})
     with pytest.raises(UserError, match="cannot be stacked"):
-        make_cohort(UNEQUAL, module(), "stacked")
+        make_cohort([12, 8, 6], module(), "stacked")
 
 
 class Broken(nn.Module):
@@ -283,8 +380,9 @@ class Broken(nn.Module):
 
 
 def test_a_network_that_does_not_run_at_all_shows_its_own_error():
-    with pytest.raises(RuntimeError, match="63"):
-        make_cohort(UNEQUAL, Broken())
+    for mode in ("auto", "one-by-one"):
+        with pytest.raises(UserError, match=r"network net does not run on inputs of shape 1x8x8: .*63"):
+            make_cohort(UNEQUAL, Broken(), mode)
 
 
 def test_evaluation_counts_hits_and_losses_of_each_client():

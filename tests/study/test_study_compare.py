@@ -115,3 +115,15 @@ def test_a_comparison_that_was_stopped_goes_on_where_it_was(tmp_path: Path, comp
     assert run_all(configs, tmp_path, run_one) is not None
     assert (tmp_path / "fedavg/summary.json").stat().st_mtime_ns == finished
     assert all(identical(compared / method, tmp_path / method) for method in METHODS)
+
+
+def test_a_wish_to_stop_in_the_last_round_of_a_method_ends_the_comparison(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def run_one(config: Config, folder: Path) -> dict:
+        begun.append(config.method_name)
+        return {"method": config.method_name}
+
+    configs = configure_all(["fedavg", "local"], {})
+    assert run_all(configs, tmp_path, run_one, stop=lambda: True) is None
+    assert begun == ["fedavg"]

@@ -153,7 +153,8 @@ class Cohort:
             for batch in part.in_order(self.engine.evaluation_size(self.plan, len(part.rows))):
                 inputs = Inputs(
                     {name: self.values[name][clients] for name in trained},
-                    {name: tensor[clients] for name, tensor in self.values.items() if name not in trained},
+                    # Copies: batch norms change their statistics in place, and a gradient must change nothing.
+                    {name: tensor[clients].clone() for name, tensor in self.values.items() if name not in trained},
                     (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
                     {name: tensor[clients] for name, tensor in (own or {}).items()},
                     common or {},
@@ -165,12 +166,20 @@ class Cohort:
                 loss[clients] += losses * share
         return total, loss
 
+    def mean_loss(self) -> Tensor:
+        """The loss of each client, averaged over the fits of the round; NaN where nothing was fitted."""
+        if not self.losses:
+            return torch.full((len(self),), torch.nan, device=self.engine.device)
+        return torch.stack(list(self.losses.values())).mean(0)
+
     def features(self, split: Split = "train") -> Tensor:
         """What each client's head is given on each of its samples, [clients, samples, ...]; padding is zero."""
         samples = self.samples(split)
         parts = []
         for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
-            parts.append(self._features(batch))
+            found = self._features(batch)
+            real = batch.valid.reshape(*batch.valid.shape, *[1] * (found.dim() - 2)) > 0
+            parts.append(torch.where(real, found, 0))
         return torch.cat(parts, dim=1)
 
     def predict(self, batch: Batch) -> Tensor:

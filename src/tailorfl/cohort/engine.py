@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tailorfl.cohort.gradients import single_gradients, stacked_gradients
+from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.graphs import GraphCache
+from tailorfl.cohort.objective import Batch, Client
 from tailorfl.cohort.traces import TraceCache
 from tailorfl.cohort.training import Training
 from tailorfl.errors import UserError
@@ -40,6 +41,7 @@ class Plan:
     stacked: bool
     numbers: int  # in one client's model
     activation_bytes: int  # of one sample in a forward pass, roughly
+    random: bool  # whether a forward pass in training draws random numbers (dropout)
 
 
 class Engine:
@@ -70,7 +72,8 @@ class Engine:
             stacked, reason = self._choose(network, sample)
             log.info("%s runs %s%s", network.name, "stacked" if stacked else "one by one", reason)
             numbers = sum(tensor.numel() for tensor in network.initial().values())
-            self._plans[id(network)] = Plan(network, stacked, numbers, _activation_bytes(network, sample))
+            size = _activation_bytes(network, sample)
+            self._plans[id(network)] = Plan(network, stacked, numbers, size, _draws_numbers(network, sample))
         return self._plans[id(network)]
 
     def stacks(self, network: Network) -> bool:
@@ -156,7 +159,7 @@ class Engine:
                 return work(client)
 
         clients = range(int((training.schedule.steps > 0).sum()))
-        if _random(training.network.module):  # dropout draws from the process-wide generator: no threads
+        if self._plans[id(training.network)].random:  # from the process-wide generator: no threads
             losses = [seeded(client) for client in clients]
         else:
             losses = self.each(work, len(clients))
@@ -165,20 +168,24 @@ class Engine:
 
     def _run_alone(self, alone: Training) -> None:
         """A client by itself: as a CUDA graph where the network can be captured, else step by step."""
-        if self.graphs is not None and not _random(alone.network.module) and id(alone.network) not in self._uncaptured:
+        random = self._plans[id(alone.network)].random
+        if self.graphs is not None and not random and id(alone.network) not in self._uncaptured:
             before = {name: tensor.clone() for name, tensor in alone.values.items()}
             try:
                 self.graphs.run(alone, single_gradients)
                 return
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:  # a network may ask for a value on the host, which no graph can give
                 log.info("%s runs without CUDA graphs: %s", alone.network.name, str(error).splitlines()[0])
                 self._uncaptured.add(id(alone.network))
                 alone.values.update(before)
         gradients = single_gradients(alone.network, alone.objective)
-        alone.run(lambda width: gradients)
+        alone.run(lambda active: alone.step(active, gradients))
 
     def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
         if self.mode == "one-by-one":
+            _try_alone(network, sample)
             return False, ""
         obstacle = _obstacle(network, sample)
         if obstacle and self.mode == "stacked":
@@ -193,30 +200,48 @@ class Engine:
 
 
 def _obstacle(network: Network, sample: Tensor) -> str:
-    """Why a network cannot be stacked; empty when it can. Found by trying: two clients, one forward and backward."""
-    inputs = sample[:1].expand(2, 2, *sample.shape[1:]).clone()
-    values = {name: torch.stack([tensor, tensor]) for name, tensor in network.initial().items()}
-    leaves = [values[name].requires_grad_() for name in network.parameters]
+    """Why a network cannot be stacked; empty when it can. Found by trying: the gradients of two clients."""
+    valid = torch.ones(2, 2, device=sample.device, dtype=_dtype(network))
+    batch = (_twice(_twice(sample[0])), torch.zeros_like(valid), valid, valid, valid.sum(1))
+    values = {name: _twice(tensor) for name, tensor in network.initial().items()}
+    trained = {name: values.pop(name) for name in network.parameters}
+    _try_alone(network, sample)
     try:
-        outputs = torch.vmap(lambda v, x: network.forward(v, x, None, train=True))(values, inputs)
-        torch.autograd.grad(outputs.sum(), leaves, materialize_grads=True)
+        stacked_gradients(network, _sum_of_outputs)(Inputs(trained, values, batch, {}, {}))
     except Exception as error:  # anything a user's module may raise under vmap
-        if _runs_alone(network, inputs[0]):
-            return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
-        raise
+        return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
     return ""
 
 
-def _runs_alone(network: Network, inputs: Tensor) -> bool:
+def _sum_of_outputs(client: Client, batch: Batch) -> Tensor:
+    return client.predict(batch).sum()
+
+
+def _try_alone(network: Network, sample: Tensor) -> None:
     try:
-        network.forward(network.initial(), inputs, None, train=True)
-    except Exception:  # the network itself is broken: let its own error be seen
-        return False
-    return True
+        network.forward(network.initial(), _twice(sample[0]), None, train=True)
+    except Exception as error:  # anything a user's module may raise
+        said = " ".join(str(error).split())
+        shape = "x".join(map(str, sample.shape[1:]))
+        raise UserError(f"network {network.name} does not run on inputs of shape {shape}: {said}") from error
 
 
-def _random(module: nn.Module) -> bool:
-    return any(isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 for child in module.modules())
+def _draws_numbers(network: Network, sample: Tensor) -> bool:
+    """Whether a forward pass in training moves a random generator."""
+    cuda = [sample.device] if sample.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), torch.no_grad():
+        before = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
+        network.forward(network.initial(), _twice(sample[0]), None, train=True)
+        after = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
+    return not all(map(torch.equal, before, after))
+
+
+def _twice(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor])
+
+
+def _dtype(network: Network) -> torch.dtype:
+    return next(iter(network.initial().values())).dtype
 
 
 def _convolutional(module: nn.Module) -> bool:

@@ -48,16 +48,24 @@ def single_gradients(network: Network, objective: Objective) -> Gradients:
     def compute(inputs: Inputs) -> tuple[Values, Tensor]:
         leaves = {name: tensor[0].detach().requires_grad_() for name, tensor in inputs.trained.items()}
         values = {**leaves, **_first(inputs.fixed)}
-        samples, *rest = (tensor[0] for tensor in inputs.batch)
-        if samples.dim() == 4 and samples.device.type == "cpu":
-            samples = samples.contiguous(memory_format=torch.channels_last)
-        batch = Batch(samples, *rest)
+        batch = _unpadded(Batch(*(tensor[0] for tensor in inputs.batch)))
         with torch.enable_grad():
             loss = objective(Client(network, values, _first(inputs.own), inputs.common), batch)
         found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return {name: gradient[None] for name, gradient in zip(leaves, found, strict=True)}, loss.detach()[None]
 
     return compute
+
+
+def _unpadded(batch: Batch) -> Batch:
+    """On a CPU, the batch as anybody would make it for one client: no padding, and images with the channels last."""
+    if batch.inputs.device.type != "cpu":
+        return batch
+    real = max(1, int(batch.valid.sum()))
+    inputs, targets, valid, weight = (t[:real] for t in (batch.inputs, batch.targets, batch.valid, batch.weight))
+    if inputs.dim() == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    return Batch(inputs, targets, valid, weight, batch.size)
 
 
 def _first(values: Mapping[str, Tensor]) -> Values:

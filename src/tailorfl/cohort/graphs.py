@@ -33,10 +33,10 @@ class GraphCache:
         """Train as ``training.run`` does, by replaying graphs of its steps."""
         key = (kind, _key(training))
         program = self.programs.pop(key, None) or _Program(training, kind(training.network, training.objective))
-        self.programs[key] = program
+        program.run(training)
+        self.programs[key] = program  # only now: one that could not be captured is not kept
         while len(self.programs) > self.capacity:
             self.programs.popitem(last=False)
-        program.run(training)
 
 
 class _Program:
@@ -50,10 +50,10 @@ class _Program:
 
     def run(self, training: Training) -> None:
         clients = len(training.samples.rows)
-        widths = [self._width(width, clients) for width in training.widths()]
+        for active in set(training.widths()):  # captures run steps: all of them before the tensors are loaded
+            self._width(active, clients)
         _load(self.static, training)
-        for width in widths:
-            self.graphs[width].replay()
+        self.static.run(lambda active: self.graphs[self._width(active, clients)].replay())
         for name, tensor in training.values.items():
             tensor.copy_(self.static.values[name][:clients])
         training.loss.copy_(self.static.loss[:clients])
@@ -130,7 +130,6 @@ def _static_copy(training: Training) -> Training:
             {name: room(numbers, steps, clients) for name, numbers in training.schedule.draws.items()},
             torch.zeros(clients, dtype=torch.int64, device=device),
         ),
-        masked=True,
     )
 
 

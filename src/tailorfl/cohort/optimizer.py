@@ -33,26 +33,21 @@ class Optimizer:
         state: Sequence[Sequence[Tensor]],
         rates: Sequence[float] | Tensor,
         count: Tensor,
-        active: Tensor | None = None,
     ) -> None:
-        """One step in place, of stacks. ``rates`` has a learning rate for each; ``count`` is 1 in the first step.
+        """One step in place, of stacks. ``count`` is 1 in the first step.
 
-        Where ``rates`` is a tensor (it can change without a new CUDA graph), ``active`` [clients] may be 0 for clients
-        that stay as they are.
+        ``rates`` has a learning rate for each stack; as a tensor it can change without a new CUDA graph.
         """
         if self.kind == "sgd" and not isinstance(rates, Tensor):
             self._fused(parameters, gradients, state, rates)
             return
         gradients = self._decayed(parameters, gradients)
         directions = self._adam(gradients, state, count) if self.kind == "adam" else self._sgd(gradients, state)
-        if isinstance(rates, Tensor):
-            scales = rates[None] if active is None else active[:, None] * rates
-            for k, (parameter, direction) in enumerate(zip(parameters, directions, strict=True)):
-                scale = scales[:, k].reshape(-1, *[1] * (parameter.dim() - 1))
-                parameter.addcmul_(direction, scale, value=-1)
-        else:
-            for parameter, direction, rate in zip(parameters, directions, rates, strict=True):
-                parameter.sub_(direction, alpha=rate)
+        for k, (parameter, direction) in enumerate(zip(parameters, directions, strict=True)):
+            if isinstance(rates, Tensor):
+                parameter.addcmul_(direction, rates[k], value=-1)
+            else:
+                parameter.sub_(direction, alpha=rates[k])
 
     def _fused(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ def mini_batches(
     ``batch_size`` 0 means the full batch. ``streams`` names each client's random stream: what a client draws does not
     depend on who else is in the cohort.
     """
+    if any(small < large for small, large in pairwise(counts)):
+        raise ValueError(f"a cohort runs from large to small clients, not {list(counts)}")
     rngs = [generator(*stream) for stream in streams]
     size = min(batch_size or max(counts), max(counts))
     orders = [_order(count, size, epochs, steps, rng) for count, rng in zip(counts, rngs, strict=True)]

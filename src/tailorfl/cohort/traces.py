@@ -27,7 +27,15 @@ class TraceCache:
 
     def run(self, training: Training) -> None:
         """Train a stack, tracing the shapes that come back often."""
-        training.run(lambda width: self._program(training, width), lambda width: -(-width // APART) * APART)
+        programs: dict[int, _Program] = {}
+
+        def step(active: int) -> None:
+            width = min(-(-active // APART) * APART, len(training.samples.rows))
+            if width not in programs:
+                programs[width] = self._program(training, width)
+            training.step(width, programs[width])
+
+        training.run(step)
 
     def _program(self, training: Training, width: int) -> "_Program":
         key = (id(training.network), training.objective, _shapes(training.inputs(width)))

@@ -99,7 +99,6 @@ class Training:
     augmentation: Augmentation | None = None
     own: Values = field(default_factory=dict)  # stacked tensors that the objective reads
     common: Values = field(default_factory=dict)  # tensors that the objective reads, the same for all clients
-    masked: bool = False  # True: a step leaves clients that have finished as they are
 
     def __post_init__(self) -> None:
         self.done = torch.zeros(1, dtype=torch.int64, device=self.samples.rows.device)
@@ -109,38 +108,34 @@ class Training:
 
     def widths(self) -> list[int]:
         """For each step, how many clients still train. Cohorts run from large to small, so these come first."""
-        steps = torch.arange(len(self.schedule.positions))
+        steps = torch.arange(int(self.schedule.steps.max()))
         return (self.schedule.steps.cpu()[None, :] > steps[:, None]).sum(1).tolist()
 
-    def run(self, gradients: Callable[[int], Gradients], pad: Callable[[int], int] = lambda width: width) -> None:
+    def run(self, step: Callable[[int], None]) -> None:
         """All steps of all clients; the stack shrinks as clients finish.
 
-        ``gradients`` says how to compute a stack of some width. ``pad`` may widen it, to have few distinct widths:
-        clients that have finished then go through the motions, and get back what they finished with.
+        ``step`` takes one step of so many clients, or of some more, to have few distinct widths: clients that have
+        finished then go through the motions, and get back what they finished with.
         """
         widths = self.widths()
         finished = [self._rows(widths[0], len(self.samples.rows))]  # clients without a step stay as they are
-        width, compute = 0, None
         for active, next_active in zip(widths, [*widths[1:], 0], strict=True):
-            if compute is None or width != min(pad(active), len(self.samples.rows)):
-                width = min(pad(active), len(self.samples.rows))
-                compute = gradients(width)
-            self.step(width, compute, active)
+            step(active)
             if 0 < next_active < active:
                 finished.append(self._rows(next_active, active))
-        for rows, values in finished:
+        for rows, values, loss in finished:
+            self.loss[rows] = loss
             for name, tensor in values.items():
                 self.values[name][rows] = tensor
 
-    def _rows(self, start: int, end: int) -> tuple[slice, Values]:
+    def _rows(self, start: int, end: int) -> tuple[slice, Values, Tensor]:
         rows = slice(start, end)
-        return rows, {name: tensor[rows].clone() for name, tensor in self.values.items()}
+        return rows, {name: tensor[rows].clone() for name, tensor in self.values.items()}, self.loss[rows].clone()
 
-    def step(self, width: int, gradients: Gradients, active: int | None = None) -> None:
-        """One step of the first ``width`` clients; the loss counts for the first ``active`` of them."""
+    def step(self, width: int, gradients: Gradients) -> None:
+        """One step of the first ``width`` clients."""
         inputs = self.inputs(width)
         found, losses = gradients(inputs)
-        mask = (self.schedule.steps[:width] > self.done).to(losses.dtype) if self.masked else None
         self.done += 1
         self.optimizer.step(
             [inputs.trained[name] for name in self.trained],
@@ -148,10 +143,8 @@ class Training:
             [[tensor[:width] for tensor in slot] for slot in self.state],
             self.rates,
             self.done,
-            mask,
         )
-        active = width if active is None else active
-        self.loss[:active] += losses[:active] if mask is None else losses * mask
+        self.loss[:width] += losses
 
     def inputs(self, width: int) -> Inputs:
         """What the next step of the first ``width`` clients is computed from."""

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tailorfl.cohort import Cohort, Engine
@@ -60,8 +59,7 @@ class InProcess:
             kept = [row for row in range(len(ids)) if healthy[row]]
             self._report(round, [ids[row] for row in range(len(ids)) if not healthy[row]])
             self.store.keep(ids, kept, self._state(cohort))
-            loss = cohort.losses.get("train", torch.zeros(len(ids)))
-            answers = Answers(ids, cohort.counts, sent, loss)
+            answers = Answers(ids, cohort.counts, sent, cohort.mean_loss())
             yield answers if len(kept) == len(ids) else answers.only(kept)
 
     def evaluate(
@@ -127,6 +125,6 @@ def trainable_clients(data: FederatedData) -> tuple[int, ...]:
 def _finite(tensors: Iterable[Tensor], clients: int) -> list[bool]:
     healthy: Tensor | None = None
     for tensor in tensors:
-        row = tensor.flatten(1).isfinite().all(1)
+        row = tensor.reshape(clients, -1).isfinite().all(1)
         healthy = row if healthy is None else healthy & row
     return [True] * clients if healthy is None else healthy.tolist()

@@ -98,7 +98,7 @@ class RoundLoop:
         splits: tuple[Split, ...] = ("test", "validation") if self.validate else ("test",)
         model = self.method.global_model(self.server, self.network)
         common = None if model is None else self.federation.evaluate_global(model, everyone, "test")
-        if model is not None and common and self.method.one_model and not self.method.finetune_epochs:
+        if model is not None and common and self._serves_global():
             scores: dict[Split, ClientScores] = {"test": common}
             if self.validate:
                 scores["validation"] = self.federation.evaluate_global(model, everyone, "validation")
@@ -111,6 +111,13 @@ class RoundLoop:
             new=scores["test"].of(set(self.new_clients)) if self.new_clients else None,
             seconds=self._now() - start,
         )
+
+    def _serves_global(self) -> bool:
+        """Whether every client's model is simply the global one, so that one evaluation serves for both."""
+        kind = type(self.method)
+        plain = kind.personalize is Method.personalize and kind.predict is Method.predict
+        kept = self.method.personal(self.network) or self.method.memory(self.network)
+        return plain and not kept and not self.method.finetune_epochs
 
     def _answers(self, record: Round, message: Message) -> Iterator[Answers]:
         total, samples = 0.0, 0

@@ -17,7 +17,6 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
-    one_model: ClassVar[bool] = True
 
     def train(self, clients: Cohort, received: Message) -> Values:
         clients.load(received.tensors)

@@ -25,7 +25,6 @@ class Method(LocalTraining):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    one_model: ClassVar[bool] = False  # True: without fine-tuning every client is served the same model
 
     aggregation: Weighing = Field("samples", description="weights of the average: training samples, or uniform")
     batch_norm: Literal["shared", "local", "local-statistics"] = Field(
@@ -87,7 +86,8 @@ class Method(LocalTraining):
         """Make each client's model what the method serves it with; the default also fine-tunes if asked to."""
         clients.load(received.tensors)
         if self.finetune_epochs:
-            clients.fit(epochs=self.finetune_epochs, purpose="finetune")
+            # At the first round's rate: schedules are for rounds, and end near zero.
+            clients.fit(epochs=self.finetune_epochs, lr=self.lr, purpose="finetune")
 
     def predict(self, clients: Cohort, batch: Batch) -> Tensor:
         """The outputs by which clients are evaluated."""

@@ -3,7 +3,7 @@
 import copy
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,8 @@ class Network:
     def head(self, values: Mapping[str, Tensor], features: Tensor, train: bool) -> Tensor:
         """The head alone, on features that were computed before."""
         layer = self.layers[-1]
-        own = {name.removeprefix(f"{layer.name}."): values[name] for name in layer.names}
+        prefix = f"{layer.name}."
+        own = {name.removeprefix(prefix): values[name] for name in layer.names if name.startswith(prefix)}
         outputs: Tensor = functional_call(self._template(train).get_submodule(layer.name), own, (features,))
         return outputs
 
@@ -98,12 +99,24 @@ class Network:
         return template
 
 
-def _layers(module: nn.Module) -> Iterable[Layer]:
+def _layers(module: nn.Module) -> list[Layer]:
+    """Children with parameters; the statistics of a norm without any belong to the layer before it, or after."""
+    layers: list[Layer] = []
+    waiting: tuple[str, ...] = ()
     for name, child in module.named_children():
         parameters = tuple(f"{name}.{n}" for n, p in child.named_parameters() if p.requires_grad)
         buffers = tuple(f"{name}.{n}" for n, b in child.named_buffers() if b.is_floating_point())
         if parameters:
-            yield Layer(name, parameters, buffers)
+            layers.append(Layer(name, parameters, waiting + buffers))
+            waiting = ()
+            continue
+        statistics = tuple(f"{name}{n}" if n.startswith(".") else f"{name}.{n}" for n in _norm_names(child))
+        statistics = tuple(n for n in buffers if n in statistics)
+        if layers:
+            layers[-1] = replace(layers[-1], buffers=layers[-1].buffers + statistics)
+        else:
+            waiting += statistics
+    return layers
 
 
 def _norm_names(module: nn.Module) -> Iterable[str]:

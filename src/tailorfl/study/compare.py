@@ -30,10 +30,14 @@ def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Con
     return configs
 
 
-def run_all(configs: Sequence[Config], folder: Path, run: Callable[[Config, Path], Any]) -> list[dict[str, Any]] | None:
-    """Run each method in a folder of its own; None if one was stopped."""
-    summaries = []
+def run_all(
+    configs: Sequence[Config], folder: Path, run: Callable[[Config, Path], Any], stop: Callable[[], bool] = bool
+) -> list[dict[str, Any]] | None:
+    """Run each method in a folder of its own; None if it was stopped within a method or between two."""
+    summaries: list[dict[str, Any]] = []
     for config in configs:
+        if summaries and stop():
+            return None
         summary = run(config, folder / config.method_name.replace(":", "."))
         if summary is None:
             return None

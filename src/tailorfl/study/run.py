@@ -278,12 +278,9 @@ def _is_free(folder: Path) -> bool:
 
 def _clear(folder: Path) -> None:
     """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != CONFIG:
-            path.unlink()
-    (folder / CONFIG).unlink()
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for name in (ROUNDS, CLIENTS, SUMMARY, PARTITION, CONFIG):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _check_writable(folder: Path) -> None:
