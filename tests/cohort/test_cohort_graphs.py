@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tailorfl.cohort import Engine
 from tailorfl.cohort.graphs import roomy
+from tailorfl.cohort.objective import Batch, Client, cross_entropy
 from tailorfl.data import Augmentation
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -44,6 +45,19 @@ def test_graphs_equal_the_cpu_over_several_rounds(network, optimizer, mode):
         cpu.round = gpu.round = number
         losses = cpu.fit(), gpu.fit().cpu()
         assert torch.allclose(*losses, atol=1e-9)
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
+
+
+def fragile(client: Client, batch: Batch) -> Tensor:
+    return cross_entropy(client, batch) / batch.valid.sum()
+
+
+@needs_gpu
+def test_clients_that_have_finished_are_safe_from_what_an_objective_makes_of_an_empty_batch():
+    cpu = make_cohort(UNEQUAL, "mlp", "one-by-one", batch_size=4)
+    gpu = on_gpu(make_cohort(UNEQUAL, "mlp", "stacked", batch_size=4))
+    losses = cpu.fit(fragile), gpu.fit(fragile).cpu()
+    assert torch.allclose(*losses, atol=1e-9)
     assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
 
 
