@@ -1,8 +1,7 @@
 """A cohort: clients with the same network, their tensors stacked along a leading dimension."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +14,8 @@ from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_e
 from tailorfl.cohort.schedule import mini_batches
 from tailorfl.cohort.training import Samples, Training, pad_rows
 from tailorfl.data.augment import Augmentation
-from tailorfl.data.federated import FederatedData
+from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
-
-Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Cohort:
 
     def samples(self, split: Split) -> Samples:
         """The clients' samples of a split, as a padded table."""
-        ragged = getattr(self.data, split)
+        ragged = self.data.rows(split)
         rows, counts = pad_rows([ragged.of(client) for client in self.clients], self.engine.device)
         return Samples(self.data, rows, counts)
 
@@ -106,7 +103,6 @@ class Cohort:
         trained = tuple(self.network.parameters if train is None else train)
         if not trained:
             return torch.zeros(len(self), device=self.engine.device)
-        samples = self.samples("train")
         training = Training(
             network=self.network,
             objective=objective or self.loss,
@@ -114,7 +110,7 @@ class Cohort:
             trained=trained,
             rates=self._rates(trained, lr),
             values=self.values,
-            samples=Samples(self.data, samples.rows, samples.counts, weights, inputs),
+            samples=replace(self.samples("train"), weights=weights, inputs=inputs),
             schedule=mini_batches(
                 self.counts.tolist(),
                 self.options.batch_size if batch_size is None else batch_size,
@@ -142,8 +138,7 @@ class Cohort:
     ) -> tuple[Values, Tensor]:
         """The gradient of the objective on all of each client's data, and the loss: accumulated over parts that fit."""
         trained = tuple(self.network.parameters if train is None else train)
-        table = self.samples("train")
-        samples = Samples(self.data, table.rows, table.counts, weights)
+        samples = replace(self.samples("train"), weights=weights)
         total = {name: torch.zeros_like(self.values[name]) for name in trained}
         loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
         kind = stacked_gradients if self.plan.stacked else single_gradients

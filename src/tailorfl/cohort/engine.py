@@ -170,8 +170,7 @@ class Engine:
         """A client by itself: as a CUDA graph where the network can be captured, else step by step."""
         random = self._plans[id(alone.network)].random
         if self.graphs is not None and not random and id(alone.network) not in self._uncaptured:
-            before = {name: tensor.clone() for name, tensor in alone.values.items()}
-            try:
+            try:  # the values change only when all graphs are captured and have run
                 self.graphs.run(alone, single_gradients)
                 return
             except torch.OutOfMemoryError:
@@ -179,13 +178,12 @@ class Engine:
             except RuntimeError as error:  # a network may ask for a value on the host, which no graph can give
                 log.info("%s runs without CUDA graphs: %s", alone.network.name, str(error).splitlines()[0])
                 self._uncaptured.add(id(alone.network))
-                alone.values.update(before)
         gradients = single_gradients(alone.network, alone.objective)
         alone.run(lambda active: alone.step(active, gradients))
 
     def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
+        _try_alone(network, sample)
         if self.mode == "one-by-one":
-            _try_alone(network, sample)
             return False, ""
         obstacle = _obstacle(network, sample)
         if obstacle and self.mode == "stacked":
@@ -205,7 +203,6 @@ def _obstacle(network: Network, sample: Tensor) -> str:
     batch = (_twice(_twice(sample[0])), torch.zeros_like(valid), valid, valid, valid.sum(1))
     values = {name: _twice(tensor) for name, tensor in network.initial().items()}
     trained = {name: values.pop(name) for name in network.parameters}
-    _try_alone(network, sample)
     try:
         stacked_gradients(network, _sum_of_outputs)(Inputs(trained, values, batch, {}, {}))
     except Exception as error:  # anything a user's module may raise under vmap

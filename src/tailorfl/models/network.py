@@ -110,8 +110,8 @@ def _layers(module: nn.Module) -> list[Layer]:
             layers.append(Layer(name, parameters, waiting + buffers))
             waiting = ()
             continue
-        statistics = tuple(f"{name}{n}" if n.startswith(".") else f"{name}.{n}" for n in _norm_names(child))
-        statistics = tuple(n for n in buffers if n in statistics)
+        norms = set(_norm_names(child, name))
+        statistics = tuple(buffer for buffer in buffers if buffer in norms)
         if layers:
             layers[-1] = replace(layers[-1], buffers=layers[-1].buffers + statistics)
         else:
@@ -119,8 +119,8 @@ def _layers(module: nn.Module) -> list[Layer]:
     return layers
 
 
-def _norm_names(module: nn.Module) -> Iterable[str]:
-    for prefix, child in module.named_modules():
+def _norm_names(module: nn.Module, name: str = "") -> Iterable[str]:
+    for prefix, child in module.named_modules(prefix=name):
         if isinstance(child, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
             yield from (f"{prefix}.{n}" for n, _ in child.named_parameters())
             yield from (f"{prefix}.{n}" for n, _ in child.named_buffers())
