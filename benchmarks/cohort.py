@@ -8,7 +8,7 @@ machines cannot. Each figure is the best of a few repeats, after a first run tha
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -87,7 +87,7 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return best({"": work}, repeats)[""]
 
 
-def best(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def best(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """The shortest time of each, taken in turns: what else the machine does then meets all of them alike."""
     for work in works.values():
         work()
@@ -128,19 +128,15 @@ def uneven(name: str, clients: int, device: torch.device, repeats: int) -> None:
     network = network_of(name, device)
     shares = np.random.default_rng(0).dirichlet(np.full(clients, 2.0))
     sizes = np.maximum(BATCH, np.round(shares * clients * SAMPLES)).astype(int)
-    first = 0.0
-    for title, counts in (("even", np.full(clients, int(sizes.mean()))), ("uneven", sizes)):
-        one, _ = engine_round(network, federation_of(counts, SHAPES[name], device), "auto")
-        spent = seconds(one, repeats)
-        first = first or spent
-        spread = f"{counts.min()} to {counts.max()} samples"
-        print(
-            f"{name}, {clients} clients, {title} ({spread})".ljust(62), f"{spent:9.4f} s   {spent / first:6.2f} times"
-        )
     # Steps of one client follow each other: no engine can be faster than its largest client.
-    one, _ = engine_round(network, federation_of(sizes.max(keepdims=True), SHAPES[name], device), "auto")
-    spent = seconds(one, repeats)
-    print(f"{name}, the largest client alone".ljust(62), f"{spent:9.4f} s   {spent / first:6.2f} times", flush=True)
+    cases = {"even": np.full(clients, int(sizes.mean())), "uneven": sizes, "largest alone": sizes.max(keepdims=True)}
+    works = {}
+    for title, counts in cases.items():
+        works[title], _ = engine_round(network, federation_of(counts, SHAPES[name], device), "auto")
+    times = best(works, repeats)
+    for title, counts in cases.items():
+        line = f"{name}, {clients} clients, {title} ({counts.min()} to {counts.max()} samples)".ljust(62)
+        print(line, f"{times[title]:9.4f} s   {times[title] / times['even']:6.2f} times", flush=True)
 
 
 def many(device: torch.device, repeats: int) -> None:

@@ -153,9 +153,9 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, with al
         out.print(f"[bold]{name}[/bold]  {escape(about)}\n", highlight=False)
         out.print(_options(kind))
         return
-    table = Table("method", "paper", "idea")
+    table = Table("method", "paper", "what is shared", "idea")
     for known, kind in all_methods().items():
-        table.add_row(known, kind.paper, escape(_idea(kind)))
+        table.add_row(known, kind.paper, kind.shares, escape(_idea(kind)))
     out.print(table)
 
 

@@ -94,16 +94,16 @@ def test_adam_is_the_same_stacked_and_alone():
     assert close(*results, 1e-8)
 
 
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1}])
 @pytest.mark.parametrize("network", ["mlp", "stride-cnn"])
-def test_a_traced_step_computes_what_vmap_computes(network, monkeypatch):
+def test_a_traced_step_computes_what_vmap_computes(network, options, monkeypatch):
     results = []
-    for eager_steps in (10**9, 2):
-        monkeypatch.setattr(traces, "EAGER_STEPS", eager_steps)
-        cohort = make_cohort(UNEQUAL, network, "stacked", shape=(3, 16, 16), batch_size=4, local_epochs=2)
+    for traced_steps in (10**9, 1):
+        monkeypatch.setattr(traces, "TRACED_STEPS", traced_steps)
+        cohort = make_cohort(UNEQUAL, network, "stacked", shape=(3, 16, 16), batch_size=4, local_epochs=2, **options)
         cohort.fit()
         results.append(cohort.values)
-        traced = [program for program in cohort.engine.traces.programs.values() if program.traced]
-        assert bool(traced) == (eager_steps == 2)
+        assert bool(cohort.engine.traces.programs) == (traced_steps == 1)
     assert close(*results)
 
 
@@ -117,7 +117,8 @@ def test_a_client_trains_the_same_whoever_is_beside_it(mode, batch_size):
         alone = make_cohort(UNEQUAL, "stride-cnn", mode, clients=(client,), shape=(3, 16, 16), batch_size=batch_size,
                             augmentation=Augmentation.parse("flip,crop1"))  # fmt: skip
         alone.fit()
-        assert close(alone.values, {name: tensor[client : client + 1] for name, tensor in together.values.items()})
+        beside = {name: tensor[client : client + 1] for name, tensor in together.values.items()}
+        assert close(alone.values, beside, 1e-7)  # norms over a sample or two make much of the last bit
 
 
 def test_a_client_without_samples_keeps_its_weights():

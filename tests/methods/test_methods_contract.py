@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from method_runs import SMALL, differences, federation, run, state
+from method_runs import IMAGES, SMALL, differences, federation, run, state
 
+from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message
 from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.methods import methods
@@ -34,16 +35,17 @@ def table(tmp_path: Path) -> dict[str, Any]:
     return {**own, "min_samples": 1, "samples_per_client": None, "clients_per_round": 1.0}
 
 
-def listen(built: Built) -> tuple[list[Message], list[Answers]]:
-    """Everything that travels in a federation."""
+def listen(built: Built) -> tuple[list[Message], list[list[Answers]]]:
+    """Everything that travels in a federation, round by round."""
     train = built.federation.train
     sent: list[Message] = []
-    answered: list[Answers] = []
+    answered: list[list[Answers]] = []
 
     def overheard(round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
         sent.append(message)
+        answered.append([])
         for answers in train(round, clients, message):
-            answered.append(answers)
+            answered[-1].append(answers)
             yield answers
 
     built.federation.train = overheard  # type: ignore[method-assign]
@@ -192,20 +194,76 @@ def test_new_clients_are_evaluated_and_never_train(method: str) -> None:
 
 
 @every_method
-def test_what_is_personal_never_travels_and_what_travels_is_counted(method: str) -> None:
-    built = federation(method)
-    sent, answered = listen(built)
+@pytest.mark.parametrize("batch_norm", ["shared", "local", "local-statistics"])
+def test_what_is_personal_never_travels_and_what_travels_is_counted(method: str, batch_norm: str) -> None:
+    built = federation(method, **IMAGES, batch_norm=batch_norm)
+    received, answered = listen(built)
     rounds = run(built)
-    shared = set(built.config.method.shared(built.network))
-    size = sum(tensor.nbytes for name, tensor in built.network.initial().items() if name in shared)
-    assert len(sent) == len(rounds)
-    for message in sent:
-        assert set(message.tensors) == shared
-    for answers in answered:
-        assert set(answers.tensors) == shared
-    for record in rounds:
-        assert record.bytes_down == size * len(record.selected)
-        assert record.bytes_up == size * len(record.answered)
+    chosen = built.config.method
+    kept_home = {"shared": set(), "local": built.network.norm, "local-statistics": set(built.network.buffers)}
+    personal = {
+        client: set(chosen.personal(built.federation.networks[chosen.network_of(client)]))
+        for client in range(built.data.clients)
+    }
+    assert all(kept_home[batch_norm] <= names for names in personal.values())
+    assert len(received) == len(rounds)
+    for message in received:
+        assert not set(message.tensors) & set.intersection(*personal.values())
+    for record, message, answers in zip(rounds, received, answered, strict=True):
+        sent = [(client, a.tensors, row) for a in answers for row, client in enumerate(a.clients)]
+        for client, tensors, row in sent:
+            assert not set(tensors) & personal[client]
+            home = {name: built.federation.store.entries[client][name] for name in personal[client]}
+            for name, stack in tensors.items():
+                assert not any(is_copy(stack[row], kept) for kept in home.values()), f"{name} is personal"
+        assert record.bytes_up == sum(stack[row].nbytes for _, tensors, row in sent for stack in tensors.values())
+        down = record.bytes_down
+        for client, _, _ in sent:  # delivered once more, it is counted once more
+            message.to((client,), built.federation.networks[chosen.network_of(client)])
+        assert record.bytes_down - down == down - message.bytes * len(sent)
+
+
+def is_copy(sent: torch.Tensor, kept: torch.Tensor) -> bool:
+    """Whether two tensors are the same numbers, and more than a constant that two tensors may share by chance."""
+    return sent.shape == kept.shape and sent.numel() > 1 and len(sent.unique()) > 1 and torch.equal(sent, kept)
+
+
+@every_method
+@pytest.mark.parametrize("moment", ["paper", "received", "finetuned", "trained"])
+def test_every_moment_of_evaluation_is_offered_and_leaves_no_trace(method: str, moment: str) -> None:
+    built = federation(method, evaluate=moment, new_clients=1, rounds=2)
+    run(built)
+    before = {name: tensor.clone() for name, tensor in state(built).items()}
+    first, second = built.loop.evaluate(2), built.loop.evaluate(2)
+    assert first.new is not None
+    assert first.new.accuracy is not None
+    assert first.personalized.loss.tolist() == second.personalized.loss.tolist()
+    assert not differences(state(built), before)
+
+
+@every_method
+def test_a_network_with_norm_layers_is_the_same_stacked_and_one_by_one(method: str) -> None:
+    settings = {**IMAGES, "precision": "float64", "rounds": 2}
+    together, apart = (
+        federation(method, **settings, engine="stacked"),
+        federation(method, **settings, engine="one-by-one"),
+    )
+    run(together)
+    run(apart)
+    found = [state(built) for built in (together, apart)]
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-7)
+
+
+@every_method
+def test_a_round_for_which_nobody_is_selected_changes_nothing(method: str) -> None:
+    built = federation(method, rounds=1)
+    before = {name: tensor.clone() for name, tensor in state(built).items()}
+    built.loop.select = lambda number: []
+    [record] = run(built)
+    assert (record.answered, record.loss, record.bytes_up, record.bytes_down) == ([], None, 0, 0)
+    assert not differences(state(built), before)
 
 
 @every_method
@@ -219,7 +277,11 @@ def test_evaluation_changes_nothing(method: str) -> None:
 
 
 @every_method
-def test_regression_data_run(method: str) -> None:
+def test_regression_data_run_or_are_refused(method: str) -> None:
+    if methods()[method].classes_only:
+        with pytest.raises(UserError, match="needs classes"):
+            federation(method, data="synthetic-regression", partition="natural", samples_per_client=None)
+        return
     settings = {"data": "synthetic-regression", "partition": "natural", "samples": 60, "samples_per_client": None}
     rounds = run(federation(method, **settings, dimension=5, network="linear", network_options={}, lr=0.01, rounds=8))
     assert rounds[-1].loss < rounds[0].loss

@@ -11,6 +11,7 @@ from tailorfl.cohort.engine import Engine
 from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
+from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.cohort.schedule import mini_batches
 from tailorfl.cohort.training import Samples, Training, pad_rows
 from tailorfl.data.augment import Augmentation
@@ -65,8 +66,15 @@ class Cohort:
         rows, counts = pad_rows([ragged.of(client) for client in self.clients], self.engine.device)
         return Samples(self.data, rows, counts)
 
+    def class_counts(self) -> Tensor:
+        """How many training samples of each class each client has, int64 [clients, classes]."""
+        samples = self.samples("train")
+        real = torch.arange(samples.rows.shape[1], device=samples.rows.device) < samples.counts[:, None]
+        found = torch.zeros(len(self), self.data.num_classes, dtype=torch.int64, device=samples.rows.device)
+        return found.scatter_add_(1, self.data.targets[samples.rows], real.to(torch.int64))
+
     def load(self, received: Mapping[str, Tensor]) -> None:
-        """Give every client the same tensors, in place of its own."""
+        """Give every client these tensors in place of its own: the same for all, or with a row for each."""
         for name, tensor in received.items():
             self.values[name].copy_(tensor.to(self.values[name].device).expand_as(self.values[name]))
 
@@ -88,7 +96,9 @@ class Cohort:
         steps: int | None = None,
         batch_size: int | None = None,
         lr: float | Mapping[str, float] | None = None,
+        optimizer: Optimizer | None = None,
         weights: Tensor | None = None,
+        only: Tensor | None = None,
         inputs: Tensor | None = None,
         own: Values | None = None,
         common: Values | None = None,
@@ -96,23 +106,28 @@ class Cohort:
     ) -> Tensor:
         """Local training of some tensors (all parameters by default); the mean loss of each client over its steps.
 
-        ``epochs`` or ``steps`` say how long, ``weights`` [clients, samples] weigh the samples, ``inputs`` replaces the
-        data by features that were computed before, ``own`` and ``common`` reach the objective. ``lr`` may differ by
-        name. ``purpose`` names the random stream: two fits of one round need two.
+        ``epochs`` or ``steps`` say how long, ``weights`` [clients, samples] weigh the samples, ``only`` (booleans of
+        the same form) leaves some out, ``inputs`` replaces the data by features that were computed before, ``own`` and
+        ``common`` reach the objective. ``lr`` may differ by name. ``purpose`` names the random stream: two fits of one
+        round need two.
         """
         trained = tuple(self.network.parameters if train is None else train)
-        if not trained:
+        samples = replace(self.samples("train"), weights=weights, inputs=inputs)
+        if only is not None:
+            samples = samples.subset(only)
+        counts = samples.counts.tolist()
+        if not trained or not any(counts):
             return torch.zeros(len(self), device=self.engine.device)
         training = Training(
             network=self.network,
             objective=objective or self.loss,
-            optimizer=self.options.local_optimizer(),
+            optimizer=optimizer or self.options.local_optimizer(),
             trained=trained,
             rates=self._rates(trained, lr),
             values=self.values,
-            samples=replace(self.samples("train"), weights=weights, inputs=inputs),
+            samples=samples,
             schedule=mini_batches(
-                self.counts.tolist(),
+                counts,
                 self.options.batch_size if batch_size is None else batch_size,
                 self.options.local_epochs if epochs is None else epochs,
                 steps,
@@ -153,6 +168,7 @@ class Cohort:
                     (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
                     {name: tensor[clients] for name, tensor in (own or {}).items()},
                     common or {},
+                    {},
                 )
                 found, losses = compute(inputs)
                 share = batch.valid.sum(1) / part.counts.clamp(min=1)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Mode = Literal["auto", "stacked", "one-by-one"]
 
 # A stack's weights should stay in a CPU's cache: far beyond that every step goes to memory.
-_CPU_STACK_NUMBERS = 3_200_000
+_CPU_STACK_NUMBERS = 1_600_000
 _CPU_HELD_BYTES = 1 << 30  # weights of clients that run one by one, held at a time
 # Below so many numbers in a stack, threads wait for each other longer than they work; on a busy machine far longer.
 _CPU_THREADS_NUMBERS = 1_000_000
@@ -204,7 +204,7 @@ def _obstacle(network: Network, sample: Tensor) -> str:
     values = {name: _twice(tensor) for name, tensor in network.initial().items()}
     trained = {name: values.pop(name) for name in network.parameters}
     try:
-        stacked_gradients(network, _sum_of_outputs)(Inputs(trained, values, batch, {}, {}))
+        stacked_gradients(network, _sum_of_outputs)(Inputs(trained, values, batch, {}, {}, {}))
     except Exception as error:  # anything a user's module may raise under vmap
         return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
     return ""

@@ -19,10 +19,14 @@ class Inputs(NamedTuple):
     batch: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # the fields of a Batch
     own: Values
     common: Values
+    velocity: Values  # to which a gradient may be added right away, for each trained name
 
 
 Gradients = Callable[[Inputs], tuple[Values, Tensor]]
-"""To the gradients of ``trained`` and the losses, both with a leading client dimension."""
+"""To the gradients of ``trained`` and the losses, both with a leading client dimension.
+
+In place of a gradient it may give back the velocity, with the gradient already added to it.
+"""
 
 
 def stacked_gradients(network: Network, objective: Objective) -> Gradients:

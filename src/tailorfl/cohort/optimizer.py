@@ -25,6 +25,11 @@ class Optimizer:
         slots = 2 if self.kind == "adam" else int(self.momentum > 0)
         return [[torch.zeros_like(p) for p in parameters] for _ in range(slots)]
 
+    @property
+    def adds(self) -> bool:
+        """Whether a step begins by adding the gradient to momentum times the velocity, and nothing else."""
+        return self.kind == "sgd" and self.momentum > 0 and self.weight_decay == 0
+
     @torch.no_grad()
     def step(
         self,
@@ -35,6 +40,8 @@ class Optimizer:
         count: Tensor,
     ) -> None:
         """One step in place, of stacks. ``count`` is 1 in the first step.
+
+        A gradient that is the velocity itself has been added to it already.
 
         ``rates`` has a learning rate for each stack; as a tensor it can change without a new CUDA graph.
         """
@@ -57,8 +64,12 @@ class Optimizer:
         rates: Sequence[float],
     ) -> None:
         """torch's own SGD: one pass over memory instead of three, which is most of a small network's step."""
-        for rate, decays in {(rate, self._decays(p)) for rate, p in zip(rates, parameters, strict=True)}:
-            chosen = [k for k, p in enumerate(parameters) if (rates[k], self._decays(p)) == (rate, decays)]
+        added = [k for k, gradient in enumerate(gradients) if state and gradient is state[0][k]]
+        for k in added:
+            parameters[k].sub_(state[0][k], alpha=rates[k])
+        rest = [k for k in range(len(parameters)) if k not in added]
+        for rate, decays in {(rates[k], self._decays(parameters[k])) for k in rest}:
+            chosen = [k for k in rest if (rates[k], self._decays(parameters[k])) == (rate, decays)]
             sgd(
                 [parameters[k] for k in chosen],
                 [_like(gradients[k], parameters[k]) for k in chosen],

@@ -46,6 +46,20 @@ class Samples:
             weight = valid if self.weights is None else valid * self.weights[:, start : start + size]
             yield Batch(inputs, self.data.targets[rows], valid, weight, valid.sum(1).clamp(min=1))
 
+    def subset(self, chosen: Tensor) -> "Samples":
+        """The samples of each client that are chosen, booleans [clients, longest], in their own order."""
+        real = torch.arange(self.rows.shape[1], device=self.rows.device) < self.counts[:, None]
+        chosen = chosen & real
+        order = chosen.logical_not().to(torch.int8).argsort(dim=1, stable=True)
+        clients = torch.arange(len(order), device=order.device)[:, None]
+        return replace(
+            self,
+            rows=self.rows[clients, order],
+            counts=chosen.sum(1),
+            weights=None if self.weights is None else self.weights[clients, order],
+            inputs=None if self.inputs is None else self.inputs[clients, order],
+        )
+
     def of(self, clients: slice) -> "Samples":
         """The same for some of the clients."""
         return replace(
@@ -75,8 +89,10 @@ class Batches:
     def at(self, step: Tensor, width: int) -> "Batches":
         """One step of the first clients, [width, size]; the step is a tensor, so that a CUDA graph can advance it."""
 
+        at = int(step) if step.device.type == "cpu" else None
+
         def pick(tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, step)[0, :width]
+            return tensor.index_select(0, step)[0, :width] if at is None else tensor[at, :width]
 
         draws = {name: pick(numbers) for name, numbers in self.draws.items()}
         valid = pick(self.valid)
@@ -105,6 +121,7 @@ class Training:
         self.batches = self.samples.lay_out(self.schedule, self.values[self.trained[0]].dtype)
         self.state = self.optimizer.start([self.values[name] for name in self.trained])
         self.loss = self.values[self.trained[0]].new_zeros(len(self.samples.rows))  # summed over the steps
+        self.adds = self.optimizer.adds and not isinstance(self.rates, Tensor)
 
     def widths(self) -> list[int]:
         """For each step, how many clients still train. Cohorts run from large to small, so these come first."""
@@ -137,10 +154,11 @@ class Training:
         inputs = self.inputs(width)
         found, losses = gradients(inputs)
         self.done += 1
+        state = [[tensor[:width] for tensor in slot] for slot in self.state]
         self.optimizer.step(
             [inputs.trained[name] for name in self.trained],
             [found[name] for name in self.trained],
-            [[tensor[:width] for tensor in slot] for slot in self.state],
+            [list(inputs.velocity.values())] if inputs.velocity else state,
             self.rates,
             self.done,
         )
@@ -156,12 +174,14 @@ class Training:
             (self._look_up(batch), batch.targets, batch.valid, batch.weight, batch.size),
             {name: tensor[:width] for name, tensor in self.own.items()},
             self.common,
+            {name: self.state[0][k][:width] for k, name in enumerate(self.trained)} if self.adds else {},
         )
 
     def _look_up(self, batch: Batches) -> Tensor:
         if self.samples.inputs is not None:
             return self.samples.inputs[torch.arange(len(batch.found), device=batch.found.device)[:, None], batch.found]
-        raw = self.samples.data.inputs[batch.found]
+        raw = self.samples.data.inputs.index_select(0, batch.found.flatten())
+        raw = raw.unflatten(0, batch.found.shape)
         return self.samples.data.decode(self.augmentation.apply(raw, batch.draws) if self.augmentation else raw)
 
     def one(self, client: int) -> "Training":

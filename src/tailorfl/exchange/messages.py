@@ -1,25 +1,31 @@
 """What travels: plain named tensors and numbers, from the server to clients and back."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from tailorfl.models.network import Values
+from tailorfl.models.network import Network, Values
 
 
 @dataclass(frozen=True)
 class Message:
-    """From the server, the same for every client of a round."""
+    """From the server: what every client of a round gets, and what each gets for itself."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # [clients, ...], a row for each client of a cohort
+    address: Callable[[tuple[int, ...], Network], Values] | None = None  # to ``own``, made when it is delivered
 
     @property
     def bytes(self) -> int:
-        """What one client receives."""
+        """What one client receives of that which all receive."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) + 8 * len(self.numbers)
+
+    def to(self, clients: tuple[int, ...], network: Network) -> "Message":
+        """The message as a cohort with this network receives it."""
+        return replace(self, own=self.address(clients, network) if self.address else {}, address=None)
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,15 @@ class InProcess:
     diverged: list[int] = field(default_factory=list)  # clients left out of the round that trained last
 
     def __post_init__(self) -> None:
-        self.initial = self.network.initial()
-        self.memory = self.method.memory(self.network)
-        kept = [self.initial[name] for name in self.method.personal(self.network)]
-        size = sum(tensor.nbytes for tensor in (*kept, *self.memory.values()))
+        self.networks = self.method.networks(self.network)
+        self.initial = [network.initial() for network in self.networks]
+        self.memory = [self.method.memory(network) for network in self.networks]
+        size = max(map(self._kept_bytes, range(len(self.networks))))
         self.store = ClientStore(store_device(self.engine.device, self.data.clients, size))
-        plan = self.engine.plan(self.network, self.data.decode(self.data.inputs[:1]))
         batch_size = self.method.batch_size or int(self.data.train.counts.max())
-        self._stack_size = self.engine.stack_size(plan, batch_size)
+        sample = self.data.decode(self.data.inputs[:1])
+        plans = [self.engine.plan(network, sample) for network in self.networks]
+        self._stack_sizes = [self.engine.stack_size(plan, batch_size) for plan in plans]
 
     @property
     def trainable(self) -> tuple[int, ...]:
@@ -54,7 +55,7 @@ class InProcess:
         self.diverged = []
         for ids in self._stacks(clients):
             cohort = self._cohort(round, ids)
-            sent = self.method.train(cohort, message)
+            sent = self.method.train(cohort, message.to(ids, cohort.network))
             healthy = _finite((*cohort.values.values(), *cohort.memory.values(), *sent.values()), len(ids))
             kept = [row for row in range(len(ids)) if healthy[row]]
             self._report(round, [ids[row] for row in range(len(ids)) if not healthy[row]])
@@ -69,7 +70,7 @@ class InProcess:
         parts: dict[Split, list[tuple[tuple[int, ...], Scores]]] = {split: [] for split in splits}
         for ids in self._stacks(clients):
             cohort = self._cohort(round, ids)
-            self.method.personalize(cohort, message)
+            self.method.serve(cohort, message.to(ids, cohort.network))
             for split in splits:
                 parts[split].append((ids, cohort.evaluate(split, partial(self.method.predict, cohort))))
         return {split: ClientScores.gather(found) for split, found in parts.items()}
@@ -79,12 +80,13 @@ class InProcess:
         return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
 
     def _cohort(self, round: int, ids: tuple[int, ...]) -> Cohort:
-        device = self.engine.device
-        values = {name: self.store.stack(ids, name, default, device) for name, default in self.initial.items()}
-        memory = {name: self.store.stack(ids, MEMORY + name, default, device) for name, default in self.memory.items()}
+        device, kind = self.engine.device, self.method.network_of(ids[0])
+        initial, empty = self.initial[kind], self.memory[kind]
+        values = {name: self.store.stack(ids, name, default, device) for name, default in initial.items()}
+        memory = {name: self.store.stack(ids, MEMORY + name, default, device) for name, default in empty.items()}
         return Cohort(
             engine=self.engine,
-            network=self.network,
+            network=self.networks[kind],
             data=self.data,
             clients=ids,
             values=values,
@@ -97,15 +99,21 @@ class InProcess:
         )
 
     def _state(self, cohort: Cohort) -> Values:
-        personal = {name: cohort.values[name] for name in self.method.personal(self.network)}
+        personal = {name: cohort.values[name] for name in self.method.personal(cohort.network)}
         return personal | {MEMORY + name: tensor for name, tensor in cohort.memory.items()}
 
     def _stacks(self, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The clients in stacks that fit, largest first: clients of like size share a stack."""
+        """The clients in stacks of one network that fit, largest first: clients of like size share a stack."""
         counts = self.data.train.counts
         ordered = sorted(clients, key=lambda client: (-int(counts[client]), client))
-        for start in range(0, len(ordered), self._stack_size):
-            yield tuple(ordered[start : start + self._stack_size])
+        for kind, size in enumerate(self._stack_sizes):
+            alike = [client for client in ordered if self.method.network_of(client) == kind]
+            for start in range(0, len(alike), size):
+                yield tuple(alike[start : start + size])
+
+    def _kept_bytes(self, kind: int) -> int:
+        kept = [self.initial[kind][name] for name in self.method.personal(self.networks[kind])]
+        return sum(tensor.nbytes for tensor in (*kept, *self.memory[kind].values()))
 
     def _report(self, round: int, diverged: list[int]) -> None:
         self.diverged += diverged
@@ -125,6 +133,6 @@ def trainable_clients(data: FederatedData) -> tuple[int, ...]:
 def _finite(tensors: Iterable[Tensor], clients: int) -> list[bool]:
     healthy: Tensor | None = None
     for tensor in tensors:
-        row = tensor.reshape(clients, -1).isfinite().all(1)
+        row = tensor.reshape(clients, -1).sum(1).isfinite()  # one pass; what is not finite makes the sum so
         healthy = row if healthy is None else healthy & row
     return [True] * clients if healthy is None else healthy.tolist()

@@ -17,6 +17,7 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
+    shares: ClassVar[str] = "all layers"
 
     def train(self, clients: Cohort, received: Message) -> Values:
         clients.load(received.tensors)

@@ -19,6 +19,7 @@ class FedPer(Method):
 
     name: ClassVar[str] = "fedper"
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
+    shares: ClassVar[str] = "all layers but the head"
 
     personal_layers: int = Field(1, ge=0, description="layers at the head that stay with the client; 0: FedAvg")
 

@@ -16,6 +16,7 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "baseline"
+    shares: ClassVar[str] = "nothing"
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
         return ()

@@ -1,7 +1,7 @@
 """What a method is: which tensors travel, what a client does in a round, what the server makes of the answers."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -14,6 +14,14 @@ from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import ServerOptimizer, server_step
 from tailorfl.models.network import Layer, Network, Values
 
+Moment = Literal["paper", "received", "finetuned", "trained"]
+"""When a client's model is evaluated, for clients in and outside of the round alike; nothing of it is kept.
+
+paper: as the method's own paper does; received: what the server sends beside what the client keeps, as it is;
+finetuned: the same after ``finetune_epochs`` of local training (``local_epochs`` where that is 0); trained: after the
+client's part of a round.
+"""
+
 
 class Method(LocalTraining):
     """A method's options, and its algorithm as functions of a cohort and of the server.
@@ -24,11 +32,17 @@ class Method(LocalTraining):
     """
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors and year
+    shares: ClassVar[str] = ""  # what travels, in a few words
+    classes_only: ClassVar[bool] = False  # whether it needs classes, and cannot do regression
 
     aggregation: Weighing = Field("samples", description="weights of the average: training samples, or uniform")
     batch_norm: Literal["shared", "local", "local-statistics"] = Field(
         "shared", description="norm layers: shared like others, kept by the client, or only their statistics kept"
+    )
+    evaluate: Moment = Field(
+        "paper",
+        description="a client's model as in the method's paper, as received, after fine-tuning, or after a round",
     )
     finetune_epochs: int = Field(0, ge=0, description="local epochs before a client's model is evaluated; not kept")
     server_optimizer: ServerOptimizer = Field("average", description="average, or the average as a gradient step")
@@ -55,6 +69,14 @@ class Method(LocalTraining):
         """What a client keeps beside its model, by name, as it is before the client's first round."""
         return {}
 
+    def networks(self, network: Network) -> tuple[Network, ...]:
+        """The networks that clients have: the one of the experiment, unless clients differ."""
+        return (network,)
+
+    def network_of(self, client: int) -> int:
+        """Which of the networks a client has."""
+        return 0
+
     # The server.
 
     def start(self, network: Network) -> Server:
@@ -63,8 +85,12 @@ class Method(LocalTraining):
         return Server({name: initial[name] for name in self.shared(network)})
 
     def broadcast(self, server: Server) -> Message:
-        """What the clients of a round receive."""
+        """What the clients of a round receive, all the same."""
         return Message(server.values)
+
+    def individual(self, server: Server, clients: Sequence[int], network: Network) -> Values:
+        """What each of these clients, who have this network, receives for itself: [clients, ...]."""
+        return {}
 
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         """Put the clients' answers together. ``answers`` is consumed as they arrive."""
@@ -82,12 +108,37 @@ class Method(LocalTraining):
     def train(self, clients: Cohort, received: Message) -> Values:
         """A client's part of a round; what it sends."""
 
-    def personalize(self, clients: Cohort, received: Message) -> None:
-        """Make each client's model what the method serves it with; the default also fine-tunes if asked to."""
+    def receive(self, clients: Cohort, received: Message) -> None:
+        """Lay what the server sent beside what the client keeps."""
         clients.load(received.tensors)
+        clients.load(received.own)
+
+    def assemble(self, clients: Cohort) -> None:
+        """Put the model that serves a client into its values, where it is not there already."""
+
+    def personalize(self, clients: Cohort, received: Message) -> None:
+        """Make each client's model what the method's paper evaluates."""
+        self.receive(clients, received)
+        self.assemble(clients)
         if self.finetune_epochs:
-            # At the first round's rate: schedules are for rounds, and end near zero.
-            clients.fit(epochs=self.finetune_epochs, lr=self.lr, purpose="finetune")
+            self.finetune(clients, self.finetune_epochs)
+
+    def finetune(self, clients: Cohort, epochs: int) -> None:
+        """Local training before evaluation; at the first round's rate: schedules are for rounds, and end near zero."""
+        clients.fit(epochs=epochs, lr=self.lr, purpose="finetune")
+
+    def serve(self, clients: Cohort, received: Message) -> None:
+        """Make each client's model what is evaluated, at the moment that ``evaluate`` names."""
+        if self.evaluate == "paper":
+            self.personalize(clients, received)
+        elif self.evaluate == "trained":
+            self.train(clients, received)
+            self.assemble(clients)
+        else:
+            self.receive(clients, received)
+            self.assemble(clients)
+            if self.evaluate == "finetuned":
+                self.finetune(clients, self.finetune_epochs or self.local_epochs)
 
     def predict(self, clients: Cohort, batch: Batch) -> Tensor:
         """The outputs by which clients are evaluated."""

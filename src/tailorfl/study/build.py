@@ -50,6 +50,8 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     experiment = config.experiment
     device = choose_device(experiment.device)
     data = load_data(experiment, data_dir, partition).to(device)
+    if config.method.classes_only and data.regression:
+        raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are numbers")
     clients = trainable_clients(data)
     held = (data.label_counts() > 0).sum(1).tolist()
     selector = Selector(experiment, clients, tuple(held[client] for client in clients))
