@@ -259,7 +259,7 @@ def test_every_method_has_a_page_with_its_own_options(name: str) -> None:
 @cache
 def known_keys() -> set[str]:
     own = {key for kind in methods().values() for key in kind.model_fields}
-    return {*Experiment.model_fields, *own, "method", "mu"}
+    return {*Experiment.model_fields, *own, "method", "scale"}  # the last is an option of examples/fedrs.py
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -383,23 +383,42 @@ def test_own_data_serves_every_hospital_better_by_its_own_head(
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
-def test_fedprox_without_pull_is_fedavg_to_the_bit(workplace: Path, engine: str) -> None:
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_fedrs_with_full_outputs_is_fedavg_to_the_bit(workplace: Path, engine: str, momentum: float) -> None:
     def server(method: str, **options: Any) -> dict[str, torch.Tensor]:
-        settings = {"clients": 6, "rounds": 3, "device": "cpu", "engine": engine, **options}
+        settings = {"clients": 6, "rounds": 3, "device": "cpu", "engine": engine, "momentum": momentum, **options}
         built = build(configure(method, settings))
         assert [record.number for record in built.loop.run()] == [1, 2, 3]
         return built.server.values
 
-    plain, without, held = server("fedavg"), server("fedprox:FedProx", mu=0), server("fedprox:FedProx", mu=1)
-    assert all(torch.equal(plain[name], without[name]) for name in plain)
-    assert any(not torch.equal(plain[name], held[name]) for name in plain)
+    plain, full, restricted = server("fedavg"), server("fedrs:FedRS", scale=1), server("fedrs:FedRS", scale=0.5)
+    assert all(torch.equal(plain[name], full[name]) for name in plain)
+    assert any(not torch.equal(plain[name], restricted[name]) for name in plain)
+
+
+def test_fedrs_spares_the_classes_that_a_client_does_not_have(workplace: Path) -> None:
+    """One full-batch step of one client, against the gradient written out."""
+    settings = {"clients": 1, "classes_per_client": 3, "rounds": 1, "batch_size": 0, "local_epochs": 1, "momentum": 0.0}
+    built = build(configure("fedrs:FedRS", {**settings, "scale": 0.3, "precision": "float64", "device": "cpu"}))
+    data, module = built.data, built.network.module
+    rows = data.train.of(0)
+    has = torch.zeros(10, dtype=torch.bool)
+    has[data.targets[rows].unique()] = True
+    assert has.sum() == 3
+    factor = torch.where(has, torch.tensor(1.0).double(), 0.3)
+    outputs = module(data.decode(data.inputs[rows])) * factor
+    gradient = torch.autograd.grad(torch.nn.functional.cross_entropy(outputs, data.targets[rows]), module.head.bias)[0]
+    expected = (module.head.bias - 0.01 * gradient).detach()
+    for _ in built.loop.run():
+        pass
+    torch.testing.assert_close(built.server.values["head.bias"], expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
     ("page", "starts", "file"),
     [
         ("README.md", ("class FedPer",), "src/tailorfl/methods/fedper.py"),
-        ("docs/new-method.md", ("@dataclass", "class FedProx"), "examples/fedprox.py"),
+        ("docs/new-method.md", ("@dataclass", "class FedRS"), "examples/fedrs.py"),
     ],
 )
 def test_what_a_page_quotes_is_in_the_file(page: str, starts: tuple[str, ...], file: str) -> None:

@@ -18,6 +18,9 @@ from tailorfl.study.build import Built
 from tailorfl.study.config import configure
 from tailorfl.study.run import Run
 
+# One gradient step a round takes more rounds, at a higher rate.
+SLOW_LEARNERS = {"fedsgd": {"rounds": 30, "lr": 0.2}}
+
 every_method = pytest.mark.parametrize("method", list(methods()))
 
 
@@ -54,7 +57,8 @@ def listen(built: Built) -> tuple[list[Message], list[list[Answers]]]:
 
 @every_method
 def test_a_method_learns_the_digits(method: str) -> None:
-    rounds = run(federation(method, rounds=8, clients_per_round=6, local_epochs=5))
+    settings = {"clients_per_round": 6, "local_epochs": 5, "network_options": {"hidden": [16]}}
+    rounds = run(federation(method, **settings, **SLOW_LEARNERS.get(method, {"rounds": 8})))
     last = rounds[-1].evaluation
     assert last is not None
     assert last.personalized.accuracy is not None
@@ -143,7 +147,7 @@ def test_a_client_that_diverges_is_left_out_named_and_counted(
     assert [record.diverged for record in rounds] == [[ill]] * 3
     assert all(ill not in record.answered for record in rounds)
     assert all(record.loss is not None and record.loss == record.loss for record in rounds)
-    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [record.message for record in caplog.records if "diverged" in record.message]
     assert len(warnings) == 3
     assert all("middle" in message for message in warnings)
     assert all(tensor.isfinite().all() for tensor in state(built).values())
@@ -283,6 +287,6 @@ def test_regression_data_run_or_are_refused(method: str) -> None:
             federation(method, data="synthetic-regression", partition="natural", samples_per_client=None)
         return
     settings = {"data": "synthetic-regression", "partition": "natural", "samples": 60, "samples_per_client": None}
-    rounds = run(federation(method, **settings, dimension=5, network="linear", network_options={}, lr=0.01, rounds=8))
+    rounds = run(federation(method, **settings, dimension=5, network="mlp", lr=0.01, rounds=8))
     assert rounds[-1].loss < rounds[0].loss
     assert rounds[-1].evaluation.personalized.mean_loss < rounds[0].evaluation.personalized.mean_loss

@@ -188,10 +188,23 @@ class Cohort:
         samples = self.samples(split)
         parts = []
         for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
-            found = self._features(batch)
+            found = self.features_of(batch)
             real = batch.valid.reshape(*batch.valid.shape, *[1] * (found.dim() - 2)) > 0
             parts.append(torch.where(real, found, 0))
         return torch.cat(parts, dim=1)
+
+    def features_of(self, batch: Batch) -> Tensor:
+        """What each client's head is given on its own batch, [clients, samples, ...]."""
+        with torch.no_grad():
+            if self.plan.stacked:
+                return torch.vmap(lambda v, x, m: self.network.features(v, x, m, train=False))(
+                    self.values, batch.inputs, batch.valid
+                )
+            parts = [
+                self.network.features({n: t[k] for n, t in self.values.items()}, x, m, train=False)
+                for k, (x, m) in enumerate(zip(batch.inputs, batch.valid, strict=True))
+            ]
+            return torch.stack(parts)
 
     def predict(self, batch: Batch) -> Tensor:
         """The outputs of each client's model on its own batch, [clients, samples, classes]."""
@@ -216,18 +229,6 @@ class Cohort:
             return tuple(lr[name] for name in trained)
         rate = self.options.rate(self.round, self.rounds) if lr is None else lr
         return (rate,) * len(trained)
-
-    def _features(self, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            if self.plan.stacked:
-                return torch.vmap(lambda v, x, m: self.network.features(v, x, m, train=False))(
-                    self.values, batch.inputs, batch.valid
-                )
-            parts = [
-                self.network.features({n: t[k] for n, t in self.values.items()}, x, m, train=False)
-                for k, (x, m) in enumerate(zip(batch.inputs, batch.valid, strict=True))
-            ]
-            return torch.stack(parts)
 
     def _parts(self) -> list[slice]:
         """The whole stack at once, or one client after the other where a network is not stacked."""

@@ -81,7 +81,7 @@ class RoundLoop:
     def round(self, number: int) -> Round:
         record = Round(number, self.select(number), lr=self.method.rate(number, self.rounds))
         start = self._now()
-        message = self._message(record)
+        message = self._message(record, self.method.individual)
         self.method.aggregate(self.server, self._answers(record, message), self.network)
         record.diverged = sorted(self.federation.diverged)
         record.seconds = self._now() - start
@@ -92,7 +92,7 @@ class RoundLoop:
     def evaluate(self, number: int) -> Evaluation:
         """All clients that train, and those that never do, on their own data."""
         start = self._now()
-        message = self._message(Round(number, []))
+        message = self._message(Round(number, []), self.method.for_evaluation)
         trained, everyone = self.federation.trainable, (*self.federation.trainable, *self.new_clients)
         splits: tuple[Split, ...] = ("test", "validation") if self.validate else ("test",)
         model = self.method.global_model(self.server, self.network)
@@ -111,13 +111,13 @@ class RoundLoop:
             seconds=self._now() - start,
         )
 
-    def _message(self, record: Round) -> Message:
+    def _message(self, record: Round, individual: Callable[[Server, Sequence[int], Network], Values]) -> Message:
         """What the server sends; what each client gets for itself is counted when it is delivered."""
         message = self.method.broadcast(self.server)
         record.bytes_down = message.bytes * len(record.selected)
 
         def address(clients: tuple[int, ...], network: Network) -> Values:
-            own = self.method.individual(self.server, clients, network)
+            own = individual(self.server, clients, network)
             record.bytes_down += sum(tensor.nbytes for tensor in own.values())
             return own
 
@@ -126,7 +126,7 @@ class RoundLoop:
     def _serves_global(self) -> bool:
         """Whether every client's model is simply the global one, so that one evaluation serves for both."""
         method, kind = self.method, type(self.method)
-        hooks = ("receive", "assemble", "personalize", "serve", "predict", "individual", "networks")
+        hooks = ("receive", "assemble", "personalize", "serve", "predict", "individual", "for_evaluation", "networks")
         plain = all(getattr(kind, hook) is getattr(Method, hook) for hook in hooks)
         kept = method.personal(self.network) or method.memory(self.network)
         as_it_is = method.evaluate == "received" or (method.evaluate == "paper" and not method.finetune_epochs)

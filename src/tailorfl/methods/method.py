@@ -92,6 +92,10 @@ class Method(LocalTraining):
         """What each of these clients, who have this network, receives for itself: [clients, ...]."""
         return {}
 
+    def for_evaluation(self, server: Server, clients: Sequence[int], network: Network) -> Values:
+        """The same for clients that are evaluated, of whom some may never take part in a round."""
+        return self.individual(server, clients, network)
+
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         """Put the clients' answers together. ``answers`` is consumed as they arrive."""
         averaged = average(answers, server.values, self.aggregation)

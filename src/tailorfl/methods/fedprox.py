@@ -1,8 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model while they train.
-
-tailor run fedprox:FedProx data=digits clients=20 mu=0.1
-tailor compare fedavg fedprox:FedProx data=digits clients=20 mu=0.1
-"""
+"""FedProx: FedAvg whose clients are held near the global model while they train."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,7 +28,9 @@ class Proximal:
 class FedProx(FedAvg):
     """Stay near the global model (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020).
 
-    A client minimizes its loss plus mu/2 ||w - w_global||^2. With ``mu=0`` it is FedAvg.
+    A client minimizes its loss plus mu/2 ||w - w_global||^2, the paper's proximal term, over the parameters that it
+    received. Every client is served the global model. With ``mu=0`` it is FedAvg. The paper also lets slow clients do
+    less work (its gamma-inexactness); here all clients do the same.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -43,5 +41,6 @@ class FedProx(FedAvg):
     def train(self, clients: Cohort, received: Message) -> Values:
         clients.load(received.tensors)
         start = {name: received.tensors[name] for name in clients.network.parameters if name in received.tensors}
-        clients.fit(Proximal(clients.loss, self.mu), common=start)
+        pulled = Proximal(clients.loss, self.mu) if self.mu else None  # a pull of zero would only cost time
+        clients.fit(pulled, common=start)
         return clients.take(received.tensors)
