@@ -6,8 +6,6 @@ import pytest
 import torch
 from method_runs import IMAGES, differences, federation, run, state
 
-from tailorfl.methods import find_method
-
 
 def test_a_round_of_fedavg_with_one_full_batch_is_a_gradient_step_on_the_pooled_loss() -> None:
     settings = {"partition": "iid", "clients": 3, "clients_per_round": 3, "samples_per_client": 20, "rounds": 1}
@@ -151,10 +149,3 @@ def test_the_head_and_the_norm_layers_can_both_stay_home() -> None:
 def test_the_learning_rate_of_a_round_follows_the_schedule() -> None:
     rounds = run(federation("local", lr=0.1, lr_schedule="step", lr_milestones=[1, 2], lr_factor=0.5))
     assert [record.lr for record in rounds] == pytest.approx([0.1, 0.05, 0.025])
-
-
-def test_every_registered_method_says_what_it_is() -> None:
-    for name in ("fedavg", "fedavg-ft", "fedper", "local"):
-        kind = find_method(name)
-        assert kind.name == name
-        assert kind.paper

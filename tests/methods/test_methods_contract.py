@@ -1,6 +1,7 @@
 """What every registered method must do, whatever its idea."""
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.methods import methods
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built
-from tailorfl.study.config import configure
+from tailorfl.study.config import Experiment, configure
 from tailorfl.study.run import Run
 
 # One gradient step a round takes more rounds, at a higher rate.
@@ -53,6 +54,20 @@ def listen(built: Built) -> tuple[list[Message], list[list[Answers]]]:
 
     built.federation.train = overheard  # type: ignore[method-assign]
     return sent, answered
+
+
+@every_method
+def test_no_option_of_a_method_hides_a_key_of_the_experiment(method: str) -> None:
+    assert not set(methods()[method].model_fields) & set(Experiment.model_fields)
+
+
+@every_method
+def test_a_method_says_what_it_is(method: str) -> None:
+    kind = methods()[method]
+    assert kind.name == method
+    assert kind.paper == "baseline" or re.search(r"[A-Z].* 20\d\d", kind.paper)
+    assert kind.shares
+    assert kind.__doc__
 
 
 @every_method

@@ -55,6 +55,10 @@ def write_table(summaries: Sequence[dict[str, Any]], folder: Path) -> Path:
     return path
 
 
+COLOURS = 10  # of a plot's lines, before they begin again
+STYLES = ("-", "--", ":", "-.")
+
+
 def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
     """Accuracy (or loss) over rounds, a line a method, and the accuracy a client is served with, sorted."""
     figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
@@ -65,15 +69,21 @@ def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
     figure = figures.Figure(figsize=(10, 4), dpi=150, layout="constrained")
     canvas(figure)
     rounds, clients = figure.subplots(1, 2)
-    for name, found in lines.items():
-        rounds.plot([line["round"] for line in found], [line[key] for line in found], marker="o", ms=3, label=name)
+    for number, (name, found) in enumerate(lines.items()):
+        style = STYLES[number // COLOURS % len(STYLES)]  # where the colours begin again
+        rounds.plot(
+            [line["round"] for line in found], [line[key] for line in found], style, marker="o", ms=3, label=name
+        )
         served = _served(folders[name], "loss" if regression else "accuracy")
-        clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, label=name)
+        clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, style)
     rounds.set(xlabel="round", ylabel=label, title="over rounds")
     clients.set(xlabel="share of clients, %", ylabel=label, title="each client, sorted")
     for axes in (rounds, clients):
         axes.grid(alpha=0.3)
-    rounds.legend(frameon=False)
+    if len(lines) <= 4:  # more would hide the curves
+        rounds.legend(frameon=False)
+    else:
+        figure.legend(frameon=False, loc="outside lower center", ncols=8, fontsize="small")
     with whole_file(path) as temporary:
         figure.savefig(temporary, format="png")
 
