@@ -12,10 +12,10 @@ test: install  ## Lint, type-check and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 slow: install  ## The tests that take longer
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n auto -m slow
 
 install: $(READY)
 

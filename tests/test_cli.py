@@ -62,7 +62,7 @@ def everything_below(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("run nope", "unknown method 'nope'; allowed: fedavg"),
+        ("run nope", "unknown method 'nope'; allowed: apfl"),
         ("run", "no method is named"),
         ("run rounds=3", "no method is named"),
         ("run nowhere:X", "method nowhere:X"),

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tailorfl import __version__
 from tailorfl.errors import UserError
@@ -153,7 +153,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, with al
         out.print(f"[bold]{name}[/bold]  {escape(about)}\n", highlight=False)
         out.print(_options(kind))
         return
-    table = Table("method", "paper", "what is shared", "idea")
+    table = Table("method", Column("paper", no_wrap=True), "what is shared", "idea")
     for known, kind in all_methods().items():
         table.add_row(known, kind.paper, kind.shares, escape(_idea(kind)))
     out.print(table)

@@ -30,7 +30,7 @@ IMAGES = {
     "samples": 12,
     "clients": 4,
     "network": "stride-cnn",
-    "network_options": {},
+    "network_options": {"stages": 2, "width": 0.25},
     "samples_per_client": None,
 }
 

@@ -208,7 +208,7 @@ def test_the_outer_gradient_of_per_fedavg_is_the_papers(engine: str, variant: st
 
 def test_a_round_of_per_fedavg_is_a_step_along_its_outer_gradient() -> None:
     """With samples that are all alike it does not matter which of them are in which part."""
-    built = federation("per-fedavg", **ALONE, lr=0.1, inner_lr=0.3)
+    built = federation("per-fedavg", **ALONE, lr=0.1, inner_lr=0.3, variant="hessian-free")
     rows = built.data.train.of(0)
     for tensor in (built.data.inputs, built.data.targets):
         tensor[rows] = tensor[rows[0]].clone()
@@ -269,7 +269,7 @@ def test_per_fedavg_serves_the_received_model_after_full_batch_steps(engine: str
 def test_gradients_under_different_dropout_are_not_compared() -> None:
     dropping = {"network": "test_methods_meta:Dropping", "network_options": {}, "rounds": 1}
     with pytest.raises(UserError, match=r"dropout.*allowed: variant=first-order"):
-        run(federation("per-fedavg", **dropping))
+        run(federation("per-fedavg", **dropping, variant="hessian-free"))
     [record] = run(federation("per-fedavg", **dropping, variant="first-order"))
     assert len(record.answered) == 4
 

@@ -9,7 +9,7 @@ from tailorfl.models.network import Layer, Network, Values
 
 
 class Local(Method):
-    """Local training without a federation: nothing travels, every client keeps and trains its own model.
+    """Every client for itself. Nothing travels: each client keeps and trains its own model.
 
     A client trains in the rounds in which it is selected, so that it does as much work as under other methods.
     """
