@@ -33,7 +33,8 @@ def stacked_gradients(network: Network, objective: Objective) -> Gradients:
     """All clients as one tensor program."""
 
     def loss(trained: Values, fixed: Values, batch: tuple[Tensor, ...], own: Values, common: Values) -> Tensor:
-        return objective(Client(network, {**trained, **fixed}, own, common), Batch(*batch))
+        named = {name: tensor for name, tensor in own.items() if name}
+        return objective(Client(network, {**trained, **fixed}, named, common), Batch(*batch))
 
     mapped = vmap(grad_and_value(loss), in_dims=(0, 0, 0, 0, None))
 

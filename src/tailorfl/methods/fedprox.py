@@ -15,13 +15,14 @@ from tailorfl.models.network import Values
 
 @dataclass(frozen=True)
 class Proximal:
-    """The task's loss plus mu/2 times the squared distance to the weights in ``client.common``."""
+    """The task's loss plus mu/2 times the squared distance to a centre: ``client.common``, or each client's own."""
 
     loss: Objective
     mu: float
 
     def __call__(self, client: Client, batch: Batch) -> Tensor:
-        distances = [(client.values[name] - start).square().sum() for name, start in client.common.items()]
+        centre = {**client.common, **client.own}
+        distances = [(client.values[name] - start).square().sum() for name, start in centre.items()]
         return self.loss(client, batch) + self.mu / 2 * torch.stack(distances).sum()
 
 

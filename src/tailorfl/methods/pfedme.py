@@ -15,6 +15,7 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.aggregation import average
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import server_step
+from tailorfl.methods.fedprox import Proximal
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Network, Values
 
@@ -41,18 +42,6 @@ class MoreauEnvelope:
             }
         reached = self.loss(replace(client, values={**theta, **statistics(client, copied=True)}), batch)
         return with_gradient(reached, {name: self.lam * (center[name] - theta[name]) for name in theta}, client)
-
-
-@dataclass(frozen=True)
-class Proximal:
-    """The task's loss plus lam/2 times the squared distance to the client's center in ``client.own``."""
-
-    loss: Objective
-    lam: float
-
-    def __call__(self, client: Client, batch: Batch) -> Tensor:
-        distances = [(client.values[name] - center).square().sum() for name, center in client.own.items()]
-        return self.loss(client, batch) + self.lam / 2 * torch.stack(distances).sum()
 
 
 class PFedMe(Method):
