@@ -107,6 +107,26 @@ def test_a_traced_step_computes_what_vmap_computes(network, options, monkeypatch
     assert close(*results)
 
 
+def loss_of_a_sum(client: Client, batch: Batch) -> torch.Tensor:
+    """Two tensors with one gradient: a shared layer and a client's own beside it."""
+    weight = client.values["fc1.linear.weight"] + client.values["fc2.linear.weight"]
+    return batch.mean((batch.inputs.flatten(1) @ weight.T).square().sum(1))
+
+
+def test_two_tensors_with_one_gradient_can_be_traced(monkeypatch):
+    monkeypatch.setattr(traces, "TRACED_STEPS", 1)
+    results = []
+    for mode in ("stacked", "one-by-one"):
+        module = build_module("mlp", (3, 16, 16), 4, hidden=(768, 768))
+        cohort = make_cohort([6, 5], module, mode, shape=(3, 16, 16), momentum=0.9, lr=1e-6)
+        start = torch.linspace(-1, 1, 768 * 768).double().reshape(768, 768)
+        for name in ("fc1.linear.weight", "fc2.linear.weight"):
+            cohort.values[name][:] = start
+        cohort.fit(loss_of_a_sum, train=["fc1.linear.weight", "fc2.linear.weight"])
+        results.append({name: cohort.values[name] for name in ("fc1.linear.weight", "fc2.linear.weight")})
+    assert close(*results)
+
+
 @pytest.mark.parametrize("batch_size", [0, 5, 100])
 @pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
 def test_a_client_trains_the_same_whoever_is_beside_it(mode, batch_size):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_runs import SMALL, federation, run
+from method_runs import SMALL, differences, federation, run, state
 
 from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.study.config import configure
@@ -29,6 +29,66 @@ class Counting(FedAvg):
             clients.memory["rounds"][[row for row, client in enumerate(clients.clients) if client == 1]] = torch.nan
         return super().train(clients, received)
 '''
+
+
+MODULES = """
+from torch import nn
+
+class Dropping(nn.Sequential):
+    def __init__(self, input_shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, classes))
+
+class NormHead(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+        self.top = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+
+    def forward(self, inputs):
+        return self.top(self.body(inputs))
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "drawing_modules.py").write_text(MODULES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "drawing_modules"
+    sys.modules.pop("drawing_modules", None)
+
+
+@pytest.mark.parametrize("method", ["apfl", "per-fedavg", "fedavg"])
+def test_what_a_network_drops_does_not_depend_on_what_ran_before(method: str, modules: str) -> None:
+    found = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        built = federation(method, network=f"{modules}:Dropping", network_options={}, rounds=2)
+        losses = [record.evaluation.personalized.loss.tolist() for record in run(built)]
+        found.append((losses, state(built)))
+    assert found[0][0] == found[1][0]
+    assert not differences(found[0][1], found[1][1])
+
+
+def test_norms_in_the_head_count_each_real_sample_once(modules: str) -> None:
+    """FedProto runs body and head apart, so without a pull it must still be local training."""
+    settings = {"network": f"{modules}:NormHead", "network_options": {}, "precision": "float64", "batch_size": 7}
+    built = {
+        name: federation(method, **settings, engine=engine, partition="dirichlet", samples_per_client=None, **options)
+        for name, method, engine, options in (
+            ("local", "local", "stacked", {}),
+            ("stacked", "fedproto", "stacked", {"lam": 0, "prediction": "head"}),
+            ("alone", "fedproto", "one-by-one", {"lam": 0, "prediction": "head"}),
+        )
+    }
+    kept = {}
+    for name, one in built.items():
+        run(one)
+        kept[name] = {key: t for key, t in one.federation.store.flat().items() if "memory/" not in key}
+    for name in ("stacked", "alone"):
+        assert kept[name].keys() == kept["local"].keys()
+        for key, tensor in kept["local"].items():
+            torch.testing.assert_close(kept[name][key], tensor, rtol=0, atol=1e-8)
 
 
 @pytest.fixture

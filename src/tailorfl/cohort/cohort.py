@@ -17,6 +17,7 @@ from tailorfl.cohort.training import Samples, Training, pad_rows
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
+from tailorfl.seeding import derive
 
 
 @dataclass(frozen=True)
@@ -150,32 +151,43 @@ class Cohort:
         weights: Tensor | None = None,
         own: Values | None = None,
         common: Values | None = None,
+        purpose: str = "gradient",
     ) -> tuple[Values, Tensor]:
-        """The gradient of the objective on all of each client's data, and the loss: accumulated over parts that fit."""
+        """The gradient of the objective on all of each client's data, and the loss: accumulated over parts that fit.
+
+        ``purpose`` names the random stream of networks that draw numbers (dropout).
+        """
         trained = tuple(self.network.parameters if train is None else train)
         samples = replace(self.samples("train"), weights=weights)
         total = {name: torch.zeros_like(self.values[name]) for name in trained}
         loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
         kind = stacked_gradients if self.plan.stacked else single_gradients
         compute = kind(self.network, objective or self.loss)
-        for clients in self._parts():
-            part = samples.of(clients)
-            for batch in part.in_order(self.engine.evaluation_size(self.plan, len(part.rows))):
-                inputs = Inputs(
-                    {name: self.values[name][clients] for name in trained},
-                    # Copies: batch norms change their statistics in place, and a gradient must change nothing.
-                    {name: tensor[clients].clone() for name, tensor in self.values.items() if name not in trained},
-                    (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
-                    {name: tensor[clients] for name, tensor in (own or {}).items()},
-                    common or {},
-                    {},
-                )
-                found, losses = compute(inputs)
-                share = batch.valid.sum(1) / part.counts.clamp(min=1)
-                for name, gradient in found.items():
-                    total[name][clients] += gradient * share.reshape(-1, *[1] * (gradient.dim() - 1))
-                loss[clients] += losses * share
+        with torch.random.fork_rng(enabled=self.plan.random):
+            for clients in self._parts():
+                part = samples.of(clients)
+                self._seed_layers(purpose, clients)
+                for batch in part.in_order(self.engine.evaluation_size(self.plan, len(part.rows))):
+                    inputs = Inputs(
+                        {name: self.values[name][clients] for name in trained},
+                        # Copies: batch norms change their statistics in place, and a gradient must change nothing.
+                        {name: tensor[clients].clone() for name, tensor in self.values.items() if name not in trained},
+                        (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
+                        {name: tensor[clients] for name, tensor in (own or {}).items()},
+                        common or {},
+                        {},
+                    )
+                    found, losses = compute(inputs)
+                    share = batch.valid.sum(1) / part.counts.clamp(min=1)
+                    for name, gradient in found.items():
+                        total[name][clients] += gradient * share.reshape(-1, *[1] * (gradient.dim() - 1))
+                    loss[clients] += losses * share
         return total, loss
+
+    def _seed_layers(self, purpose: str, clients: slice) -> None:
+        """Where a network draws numbers itself, let them depend on the client, not on what ran before."""
+        if self.plan.random:  # such networks run one by one
+            torch.manual_seed(derive(self.seed, purpose, self.round, self.clients[clients.start], "layers"))
 
     def mean_loss(self) -> Tensor:
         """The loss of each client, averaged over the fits of the round; NaN where nothing was fitted."""

@@ -39,8 +39,9 @@ class Client:
     def features(self, batch: Batch) -> Tensor:
         return self.network.features(self.values, batch.inputs, batch.valid, train=True)
 
-    def head(self, features: Tensor) -> Tensor:
-        return self.network.head(self.values, features, train=True)
+    def head(self, features: Tensor, batch: Batch | None = None) -> Tensor:
+        """The head on features; with the batch they come from, its norms leave out padding."""
+        return self.network.head(self.values, features, train=True, valid=batch.valid if batch else None)
 
 
 Objective = Callable[[Client, Batch], Tensor]

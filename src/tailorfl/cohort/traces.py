@@ -93,7 +93,7 @@ def _add_to_velocities(module: GraphModule, trained: int, momentum: float) -> No
     *found, losses = outputs
     velocities = [node for node in graph.nodes if node.op == "placeholder"][-trained:]
     for k, (gradient, velocity) in enumerate(zip(found, velocities, strict=True)):
-        if gradient.target == torch.ops.aten.bmm.default and len(gradient.users) == 1:
+        if gradient.target == torch.ops.aten.bmm.default and len(gradient.users) == 1 and found.count(gradient) == 1:
             with graph.inserting_after(gradient):
                 graph.call_function(torch.ops.aten.baddbmm_.default, (velocity, *gradient.args), {"beta": momentum})
             found[k] = velocity
@@ -127,9 +127,9 @@ def _same_as(node: Node) -> Node | None:
     return None
 
 
-def _meta(node: Node) -> tuple[torch.Size, tuple[int, ...]]:
+def _meta(node: Node) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
     value = node.meta["val"]
-    return value.shape, value.stride()
+    return value.shape, value.stride(), value.dtype
 
 
 def _leaves(inputs: Inputs) -> list[Tensor]:

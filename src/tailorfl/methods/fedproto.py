@@ -28,7 +28,7 @@ class NearPrototypes:
 
     def __call__(self, client: Client, batch: Batch) -> Tensor:
         features = client.features(batch)
-        losses = class_losses(client.head(features), batch.targets)
+        losses = class_losses(client.head(features, batch), batch.targets)
         distances = (features.flatten(1) - client.own[PROTOTYPES][batch.targets]).square().mean(1)
         known = (client.own[COUNTS] > 0)[batch.targets].to(distances.dtype)
         return batch.mean(losses) + self.lam * batch.mean(distances * known)

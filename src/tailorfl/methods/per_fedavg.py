@@ -101,8 +101,8 @@ class PerFedAvg(FedAvg):
 
     def personalize(self, clients: Cohort, received: Message) -> None:
         self.receive(clients, received)
-        for _ in range(self.adapt_steps):
-            gradient, _ = clients.gradient()
+        for step in range(self.adapt_steps):
+            gradient, _ = clients.gradient(purpose=f"adapt {step}")
             for name, slope in gradient.items():
                 clients.values[name].sub_(slope, alpha=self.inner_lr)
         if self.finetune_epochs:

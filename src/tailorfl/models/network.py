@@ -27,6 +27,14 @@ class Layer:
         return self.parameters + self.buffers
 
 
+class _HeadReached(Exception):  # noqa: N818 - nothing went wrong
+    """Ends a forward pass before the head, with what the head was given."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+
 @dataclass
 class Network:
     """A template that never trains itself: weights always come from outside, for one client or for a stack.
@@ -72,22 +80,27 @@ class Network:
     def features(self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool) -> Tensor:
         """What the head is given: the body's output on a batch."""
         template = self._template(train)
-        seen: list[Tensor] = []
-        head = template.get_submodule(self.layers[-1].name)
-        hook = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+
+        def stop(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            raise _HeadReached(arguments[0])  # the head itself must not run: its norms would count the batch twice
+
+        hook = template.get_submodule(self.layers[-1].name).register_forward_pre_hook(stop)
         try:
             with valid_samples(valid):
                 functional_call(template, dict(values), (inputs,))
+        except _HeadReached as reached:
+            return reached.features
         finally:
             hook.remove()
-        return seen[0]
+        raise ValueError(f"the forward pass of {self.name} does not reach its last layer, {self.layers[-1].name}")
 
-    def head(self, values: Mapping[str, Tensor], features: Tensor, train: bool) -> Tensor:
+    def head(self, values: Mapping[str, Tensor], features: Tensor, train: bool, valid: Tensor | None = None) -> Tensor:
         """The head alone, on features that were computed before."""
         layer = self.layers[-1]
         prefix = f"{layer.name}."
         own = {name.removeprefix(prefix): values[name] for name in layer.names if name.startswith(prefix)}
-        outputs: Tensor = functional_call(self._template(train).get_submodule(layer.name), own, (features,))
+        with valid_samples(valid):
+            outputs: Tensor = functional_call(self._template(train).get_submodule(layer.name), own, (features,))
         return outputs
 
     def _template(self, train: bool) -> nn.Module:
