@@ -110,7 +110,7 @@ def test_a_traced_step_computes_what_vmap_computes(network, options, monkeypatch
 def loss_of_a_sum(client: Client, batch: Batch) -> torch.Tensor:
     """Two tensors with one gradient: a shared layer and a client's own beside it."""
     weight = client.values["fc1.linear.weight"] + client.values["fc2.linear.weight"]
-    return batch.mean((batch.inputs.flatten(1) @ weight.T).square().sum(1))
+    return batch.mean(F.linear(batch.inputs.flatten(1), weight).square().sum(1))
 
 
 def test_two_tensors_with_one_gradient_can_be_traced(monkeypatch):
