@@ -116,11 +116,13 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    state = json.loads(path.read_text())
+    text = path.read_text()
+    state = json.loads(text)
     found = state.get("format") if isinstance(state, dict) else None
     if found != FORMAT:
         raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
-    if state.pop("digest", None) != _digest_of(state):
+    # The text too: two spellings of a number may mean the same.
+    if json.dumps(state) != text or state.pop("digest", None) != _digest_of(state):
         raise ValueError(f"{path.name} has changed since it was written")
     return state
 
