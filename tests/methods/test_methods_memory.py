@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,20 @@ class NormHead(nn.Module):
 """
 
 
+@contextmanager
+def importable(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> Iterator[None]:
+    """A user's module in the folder where tailor is called."""
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop(name, None)
+
+
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    (tmp_path / "drawing_modules.py").write_text(MODULES)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield "drawing_modules"
-    sys.modules.pop("drawing_modules", None)
+    with importable(tmp_path, monkeypatch, "drawing_modules", MODULES):
+        yield "drawing_modules"
 
 
 @pytest.mark.parametrize("method", ["apfl", "per-fedavg", "fedavg"])
@@ -93,11 +101,8 @@ def test_norms_in_the_head_count_each_real_sample_once(modules: str) -> None:
 
 @pytest.fixture
 def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    (tmp_path / "counting_method.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield "counting_method:Counting"
-    sys.modules.pop("counting_method", None)
+    with importable(tmp_path, monkeypatch, "counting_method", SOURCE):
+        yield "counting_method:Counting"
 
 
 def test_a_clients_memory_goes_from_one_of_its_rounds_to_the_next(counting: str) -> None:

@@ -52,6 +52,7 @@ class Cohort:
 
     def __post_init__(self) -> None:
         self.plan = self.engine.plan(self.network, self.data.decode(self.data.inputs[:1]))
+        self._samples: dict[Split, Samples] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -62,17 +63,23 @@ class Cohort:
         return self.data.train.counts[list(self.clients)]
 
     def samples(self, split: Split) -> Samples:
-        """The clients' samples of a split, as a padded table."""
-        ragged = self.data.rows(split)
-        rows, counts = pad_rows([ragged.of(client) for client in self.clients], self.engine.device)
-        return Samples(self.data, rows, counts)
+        """The clients' samples of a split, as a padded table; laid out once."""
+        if split not in self._samples:
+            ragged = self.data.rows(split)
+            rows, counts = pad_rows([ragged.of(client) for client in self.clients], self.engine.device)
+            self._samples[split] = Samples(self.data, rows, counts)
+        return self._samples[split]
+
+    def class_members(self) -> Tensor:
+        """Which class each training sample of each client is of, int64 [clients, samples, classes]; padding: none."""
+        samples = self.samples("train")
+        return F.one_hot(self.data.targets[samples.rows], self.data.num_classes) * samples.real[..., None]
 
     def class_counts(self) -> Tensor:
         """How many training samples of each class each client has, int64 [clients, classes]."""
         samples = self.samples("train")
-        real = torch.arange(samples.rows.shape[1], device=samples.rows.device) < samples.counts[:, None]
         found = torch.zeros(len(self), self.data.num_classes, dtype=torch.int64, device=samples.rows.device)
-        return found.scatter_add_(1, self.data.targets[samples.rows], real.to(torch.int64))
+        return found.scatter_add_(1, self.data.targets[samples.rows], samples.real.to(torch.int64))
 
     def load(self, received: Mapping[str, Tensor]) -> None:
         """Give every client these tensors in place of its own: the same for all, or with a row for each."""
@@ -207,16 +214,7 @@ class Cohort:
 
     def features_of(self, batch: Batch) -> Tensor:
         """What each client's head is given on its own batch, [clients, samples, ...]."""
-        with torch.no_grad():
-            if self.plan.stacked:
-                return torch.vmap(lambda v, x, m: self.network.features(v, x, m, train=False))(
-                    self.values, batch.inputs, batch.valid
-                )
-            parts = [
-                self.network.features({n: t[k] for n, t in self.values.items()}, x, m, train=False)
-                for k, (x, m) in enumerate(zip(batch.inputs, batch.valid, strict=True))
-            ]
-            return torch.stack(parts)
+        return self.engine.predict(self.network, self.values, batch.inputs, batch.valid, features=True)
 
     def predict(self, batch: Batch) -> Tensor:
         """The outputs of each client's model on its own batch, [clients, samples, classes]."""

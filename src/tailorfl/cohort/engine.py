@@ -111,16 +111,19 @@ class Engine:
             with self._threads(training.network, len(training.samples.rows)):
                 self.traces.run(training)
 
-    def predict(self, network: Network, values: Values, inputs: Tensor, valid: Tensor) -> Tensor:
-        """The outputs of every client's own weights on its own inputs, [clients, samples, ...]."""
+    def predict(
+        self, network: Network, values: Values, inputs: Tensor, valid: Tensor, features: bool = False
+    ) -> Tensor:
+        """The outputs (or features) of every client's own weights on its own inputs, [clients, samples, ...]."""
+        compute = network.features if features else network.forward
         if self.stacks(network):
             with torch.no_grad(), self._threads(network, len(inputs)):
-                return torch.vmap(lambda v, x, m: network.forward(v, x, m, train=False))(values, inputs, valid)
+                return torch.vmap(lambda v, x, m: compute(v, x, m, train=False))(values, inputs, valid)
 
         @torch.no_grad()  # threads have a gradient mode of their own
         def work(client: int) -> Tensor:
             own = {name: tensor[client] for name, tensor in values.items()}
-            return network.forward(own, inputs[client], valid[client], train=False)
+            return compute(own, inputs[client], valid[client], train=False)
 
         return torch.stack(self.each(work, len(inputs)))
 

@@ -12,6 +12,7 @@ from tailorfl.cohort.objective import Objective
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.cohort.training import Training
 from tailorfl.models.network import Network, Values
+from tailorfl.models.slicing import leading
 
 
 def roomy(number: int) -> int:
@@ -156,4 +157,4 @@ def _load(static: Training, training: Training) -> None:
 
 
 def _lay(room: Tensor, tensor: Tensor) -> None:
-    room[tuple(slice(0, size) for size in tensor.shape)].copy_(tensor, non_blocking=True)
+    leading(room, tensor.shape).copy_(tensor, non_blocking=True)

@@ -34,11 +34,15 @@ class TraceCache:
         """
         clients = len(training.samples.rows)
         apart = max(APART, clients // 8)
-        steps = Counter(min(-(-active // apart) * apart, clients) for active in training.widths())
         programs: dict[int, Gradients] = {}
 
+        def rounded(active: int) -> int:
+            return min(-(-active // apart) * apart, clients)
+
+        steps = Counter(map(rounded, training.widths()))
+
         def step(active: int) -> None:
-            width = min(-(-active // apart) * apart, clients)
+            width = rounded(active)
             if width not in programs:
                 programs[width] = self._gradients(training, width, steps[width] >= TRACED_STEPS)
             training.step(width, programs[width])

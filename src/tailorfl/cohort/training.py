@@ -25,6 +25,11 @@ class Samples:
     weights: Tensor | None = None  # [clients, longest], one weight a sample
     inputs: Tensor | None = None  # [clients, longest, ...], instead of the pool's inputs (cached features)
 
+    @property
+    def real(self) -> Tensor:
+        """Which places of the table hold a sample, not padding: booleans [clients, longest]."""
+        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.counts[:, None]
+
     def lay_out(self, schedule: Schedule, dtype: torch.dtype) -> "Batches":
         """Everything about the schedule's batches but their inputs, looked up once for all steps."""
         at = schedule.positions.clamp(min=0)
@@ -40,16 +45,14 @@ class Samples:
         """All samples in their own order, ``size`` of each client at a time."""
         for start in range(0, self.rows.shape[1], size):
             rows = self.rows[:, start : start + size]
-            positions = torch.arange(start, start + rows.shape[1], device=rows.device)
             inputs = self.data.decode(self.data.inputs[rows])
-            valid = (positions < self.counts[:, None]).to(_floating(inputs))
+            valid = self.real[:, start : start + size].to(_floating(inputs))
             weight = valid if self.weights is None else valid * self.weights[:, start : start + size]
             yield Batch(inputs, self.data.targets[rows], valid, weight, valid.sum(1).clamp(min=1))
 
     def subset(self, chosen: Tensor) -> "Samples":
         """The samples of each client that are chosen, booleans [clients, longest], in their own order."""
-        real = torch.arange(self.rows.shape[1], device=self.rows.device) < self.counts[:, None]
-        chosen = chosen & real
+        chosen = chosen & self.real
         order = chosen.logical_not().to(torch.int8).argsort(dim=1, stable=True)
         clients = torch.arange(len(order), device=order.device)[:, None]
         return replace(
@@ -154,11 +157,11 @@ class Training:
         inputs = self.inputs(width)
         found, losses = gradients(inputs)
         self.done += 1
-        state = [[tensor[:width] for tensor in slot] for slot in self.state]
+        velocities = list(inputs.velocity.values())
         self.optimizer.step(
             [inputs.trained[name] for name in self.trained],
             [found[name] for name in self.trained],
-            [list(inputs.velocity.values())] if inputs.velocity else state,
+            [velocities] if velocities else [[tensor[:width] for tensor in slot] for slot in self.state],
             self.rates,
             self.done,
         )

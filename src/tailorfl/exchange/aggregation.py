@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tailorfl.exchange.messages import Answers
 from tailorfl.models.network import Values
+from tailorfl.models.slicing import leading
 
 Weighing = Literal["samples", "uniform"]
 
@@ -33,7 +34,6 @@ def average(answers: Iterable[Answers], values: Values, weighing: Weighing = "sa
             weight = weights.to(stack)
             total = sums.setdefault(name, torch.zeros_like(values[name]))
             held = totals.setdefault(name, torch.zeros_like(values[name]))
-            slices = tuple(slice(0, size) for size in stack.shape[1:])
-            total[slices] += torch.tensordot(weight, stack, dims=1)
-            held[slices] += weight.sum()
+            leading(total, stack.shape[1:]).add_(torch.tensordot(weight, stack, dims=1))
+            leading(held, stack.shape[1:]).add_(weight.sum())
     return {name: torch.where(totals[name] > 0, sums[name] / totals[name], values[name]) for name in sums}

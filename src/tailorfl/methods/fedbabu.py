@@ -29,7 +29,7 @@ class FedBABU(Method):
     )
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
-        return network.layers[:-1]
+        return network.below(1)
 
     def personal(self, network: Network) -> tuple[str, ...]:
         """What a client keeps. The head's parameters are neither sent nor kept: they are the initial ones."""

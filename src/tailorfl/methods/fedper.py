@@ -24,7 +24,7 @@ class FedPer(Method):
     personal_layers: int = Field(1, ge=0, description="layers at the head that stay with the client; 0: FedAvg")
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
-        return network.layers[: max(0, len(network.layers) - self.personal_layers)]
+        return network.below(self.personal_layers)
 
     def train(self, clients: Cohort, received: Message) -> Values:
         clients.load(received.tensors)

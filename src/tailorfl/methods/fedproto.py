@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -128,11 +127,9 @@ def local_prototypes(clients: Cohort) -> Values:
             f"fedproto: the head of {clients.network.name} is given {features.shape[-1]} features, and its weight "
             f"matrix has {expected} inputs; allowed: a network whose last layer begins with its weight matrix"
         )
-    samples = clients.samples("train")
-    real = torch.arange(features.shape[1], device=features.device) < samples.counts[:, None]
-    classes = F.one_hot(clients.data.targets[samples.rows], clients.data.num_classes) * real[..., None]
-    counts = classes.sum(1).to(features)
-    sums = classes.to(features).transpose(1, 2) @ features
+    classes = clients.class_members().to(features)
+    counts = classes.sum(1)
+    sums = classes.mT @ features
     return {PROTOTYPES: sums / counts.clamp(min=1)[..., None], COUNTS: counts}
 
 

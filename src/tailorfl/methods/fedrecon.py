@@ -54,8 +54,6 @@ class FedRecon(FedPer):
     def personalize(self, clients: Cohort, received: Message) -> None:
         self.receive(clients, received)
         self._rebuild(clients, received)
-        if self.finetune_epochs:
-            self.finetune(clients, self.finetune_epochs)
 
     def finetune(self, clients: Cohort, epochs: int) -> None:
         lr = self.lr if self.recon_lr is None else self.recon_lr

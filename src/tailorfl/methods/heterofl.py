@@ -68,7 +68,7 @@ class HeteroFL(Method):
         return tuple(dict.fromkeys(self.widths))
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
-        return network.layers[: max(0, len(network.layers) - self.personal_layers)]
+        return network.below(self.personal_layers)
 
     def networks(self, network: Network) -> tuple[Network, ...]:
         return tuple(network if ratio == 1 else self._narrow(network, ratio) for ratio in self.ratios)

@@ -121,11 +121,9 @@ class Method(LocalTraining):
         """Put the model that serves a client into its values, where it is not there already."""
 
     def personalize(self, clients: Cohort, received: Message) -> None:
-        """Make each client's model what the method's paper evaluates."""
+        """Make each client's model what the method's paper evaluates, before any fine-tuning."""
         self.receive(clients, received)
         self.assemble(clients)
-        if self.finetune_epochs:
-            self.finetune(clients, self.finetune_epochs)
 
     def finetune(self, clients: Cohort, epochs: int) -> None:
         """Local training before evaluation; at the first round's rate: schedules are for rounds, and end near zero."""
@@ -141,8 +139,10 @@ class Method(LocalTraining):
         else:
             self.receive(clients, received)
             self.assemble(clients)
-            if self.evaluate == "finetuned":
-                self.finetune(clients, self.finetune_epochs or self.local_epochs)
+        if self.evaluate == "finetuned":
+            self.finetune(clients, self.finetune_epochs or self.local_epochs)
+        elif self.evaluate == "paper" and self.finetune_epochs:
+            self.finetune(clients, self.finetune_epochs)
 
     def predict(self, clients: Cohort, batch: Batch) -> Tensor:
         """The outputs by which clients are evaluated."""

@@ -105,5 +105,3 @@ class PerFedAvg(FedAvg):
             gradient, _ = clients.gradient(purpose=f"adapt {step}")
             for name, slope in gradient.items():
                 clients.values[name].sub_(slope, alpha=self.inner_lr)
-        if self.finetune_epochs:
-            self.finetune(clients, self.finetune_epochs)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
@@ -112,7 +111,7 @@ class PFedFDA(Method):
         return tuple(sorted(value))
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
-        return network.layers[:-1]
+        return network.below(1)
 
     # The server.
 
@@ -155,8 +154,6 @@ class PFedFDA(Method):
     def personalize(self, clients: Cohort, received: Message) -> None:
         self.receive(clients, received)
         self._adapt(clients, received)
-        if self.finetune_epochs:
-            self.finetune(clients, self.finetune_epochs)
 
     def _adapt(self, clients: Cohort, received: Message) -> Values:
         """Give each client the head of its own mixture; what the mixtures are."""
@@ -189,10 +186,7 @@ class PFedFDA(Method):
 
 def training_features(clients: Cohort) -> Features:
     """What each client's head is given on its training samples, in the network's precision."""
-    samples, values = clients.samples("train"), clients.features("train").flatten(2)
-    real = torch.arange(values.shape[1], device=values.device) < samples.counts[:, None]
-    classes = F.one_hot(clients.data.targets[samples.rows], clients.data.num_classes)
-    return Features(values, classes * real[..., None])
+    return Features(clients.features("train").flatten(2), clients.class_members())
 
 
 def priors(counts: Tensor) -> Tensor:

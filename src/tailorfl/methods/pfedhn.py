@@ -44,7 +44,7 @@ class PFedHN(Method):
     # What travels: parameters. The statistics of norms cannot be generated, and stay with the client.
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
-        return network.layers[: max(0, len(network.layers) - self.personal_layers)]
+        return network.below(self.personal_layers)
 
     def shared(self, network: Network) -> tuple[str, ...]:
         return tuple(name for name in super().shared(network) if name in set(network.parameters))

@@ -89,8 +89,6 @@ class PFedMe(Method):
             own=center,
             purpose="personalize",
         )
-        if self.finetune_epochs:
-            self.finetune(clients, self.finetune_epochs)
 
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         kept = frozenset(network.buffers)  # statistics: a variance beyond the clients' could be negative

@@ -56,6 +56,10 @@ class Network:
         self.norm = frozenset(_norm_names(self.module)) & frozenset(self.names)
         self._copies = threading.local()
 
+    def below(self, head: int) -> tuple[Layer, ...]:
+        """All layers but so many at the head."""
+        return self.layers[: max(0, len(self.layers) - head)]
+
     def names_of(self, layers: Iterable[Layer]) -> tuple[str, ...]:
         """The tensors of these layers, parameters first, in the network's order."""
         wanted = {name for layer in layers for name in layer.names}
