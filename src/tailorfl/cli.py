@@ -65,7 +65,7 @@ def run(
     from tailorfl.study.config import configure, read_settings
     from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.run import CONFIG
-    from tailorfl.study.tables import summary_table
+    from tailorfl.study.tables import stage_table, summary_table
 
     _log(quiet)
     pairs = list(settings or [])
@@ -88,6 +88,8 @@ def run(
     if summary is None:
         _stopped(f"tailor run --resume --out {folder}")
     out.print(summary_table([summary]))
+    if "stages" in summary:
+        out.print(stage_table(summary))
     out.print(f"results: {folder}", highlight=False, soft_wrap=True)
 
 
@@ -139,6 +141,61 @@ def compare(
         out.print(f"picture: {folder / PLOT}", highlight=False, soft_wrap=True)
     except UserError as missing:
         err.print(f"no picture: {missing}", highlight=False)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    client: Annotated[str, typer.Option("--client", help="A client's name (see clients.csv), or all.")],
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The model's folder; by default in the run's.")] = None,
+    data_dir: DataDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
+) -> None:
+    """Write the model that serves a client, as files that work without tailorfl."""
+    from tailorfl.study.export import export as write
+    from tailorfl.study.export import in_words
+
+    def show(about: dict[str, Any]) -> None:
+        out.print(in_words(about), highlight=False, markup=False, soft_wrap=True)
+
+    _log(quiet=True)
+    written = write(folder, client, out_dir, data_dir, force, show)
+    out.print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="STUDY", help="A study; without one, all are listed.")] = None,
+    settings: Settings = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The folder of the results.")] = None,
+    options: Annotated[bool, typer.Option("--options", help="List the study's options.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a study that is there.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a figure or table of a paper again."""
+    from tailorfl.study import reproduce as studies
+    from tailorfl.study.config import read_settings
+
+    if name is None:
+        return out.print(studies.studies_table())
+    study = studies.find_study(name)
+    if options:
+        return out.print(studies.options_table(name))
+    checked = studies.read_options(name, read_settings(settings or []))
+    folder = out_dir or _fresh(name)
+    studies.check_folder(folder, force)
+    with studies.progress(Console(stderr=True, quiet=True) if quiet else err, name) as show:
+        rows = study.run(checked, show)
+    written = studies.write(rows, checked, name, folder)
+    for table in study.tables(rows, checked):
+        out.print(table)
+    out.print(f"results: {written}", highlight=False, soft_wrap=True)
+    if study.picture:
+        try:
+            study.picture(rows, checked, written.with_suffix(".png"))
+            out.print(f"picture: {written.with_suffix('.png')}", highlight=False, soft_wrap=True)
+        except UserError as missing:
+            err.print(f"no picture: {missing}", highlight=False)
 
 
 @app.command()

@@ -420,3 +420,64 @@ def test_evaluation_counts_hits_and_losses_of_each_client():
             assert scores.loss[client].item() == pytest.approx(
                 F.cross_entropy(outputs, targets, reduction="sum").item()
             )
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_outputs_are_each_clients_own_on_each_of_its_samples_and_zero_on_padding(mode, monkeypatch):
+    cohort = make_cohort([*UNEQUAL, 0], "mlp", mode)
+    whole = {split: cohort.outputs(split) for split in ("train", "test")}
+    assert {split: tuple(found.shape) for split, found in whole.items()} == {"train": (6, 23, 4), "test": (6, 3, 4)}
+    for client, count in enumerate([*UNEQUAL, 0]):
+        own = {name: tensor[client] for name, tensor in cohort.values.items()}
+        for split, length in (("train", count), ("test", 3)):
+            rows = cohort.data.rows(split).of(client)
+            outputs = cohort.network.forward(own, cohort.data.decode(cohort.data.inputs[rows]), None, train=False)
+            assert torch.allclose(whole[split][client, :length], outputs, atol=1e-12)
+            assert whole[split][client, length:].eq(0).all()
+    monkeypatch.setattr(Engine, "evaluation_size", lambda *_: 5)
+    assert torch.allclose(cohort.outputs(), whole["train"], atol=1e-12)
+
+
+def test_clients_without_any_sample_have_outputs_of_nothing():
+    assert make_cohort([3, 0], "mlp", clients=(1,)).outputs().eq(0).all()
+
+
+def test_outputs_change_neither_weights_nor_statistics():
+    cohort = make_cohort([6, 4], "stride-cnn", shape=(3, 16, 16))
+    before = {name: tensor.clone() for name, tensor in cohort.values.items()}
+    cohort.outputs()
+    assert close(before, cohort.values, 0.0)
+
+
+def test_some_clients_of_a_cohort_have_copies_of_what_they_had():
+    cohort = make_cohort(UNEQUAL, "mlp", lr=0.1)
+    cohort.round, cohort.rounds, cohort.archive = 4, 9, {"1/w": torch.ones(3)}
+    cohort.memory = {"seen": torch.arange(5), "weights": torch.rand(5, 23)}
+    cohort.samples("train")  # laid out for all of them
+    cohort.fit(purpose="before")
+    part = cohort.of([1, 3])
+    assert part.clients == (1, 3)
+    assert part.counts.tolist() == [12, 7]
+    assert part.samples("train").rows.shape == (2, 12)
+    assert part.memory["seen"].tolist() == [1, 3]
+    assert torch.equal(part.memory["weights"], cohort.memory["weights"][[1, 3]])
+    assert close(part.values, {name: tensor[[1, 3]] for name, tensor in cohort.values.items()}, 0.0)
+    assert part.archive is cohort.archive
+    assert (part.round, part.rounds, part.seed) == (4, 9, cohort.seed)
+    assert part.losses == {}
+    before = {name: tensor.clone() for name, tensor in cohort.values.items()}
+    part.fit()
+    part.memory["seen"].fill_(-1)
+    assert close(before, cohort.values, 0.0)
+    assert cohort.memory["seen"].tolist() == [0, 1, 2, 3, 4]
+    assert set(cohort.losses) == {"before"}
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_some_clients_of_a_cohort_train_as_they_do_among_all(mode):
+    cohort = make_cohort(UNEQUAL, "mlp", mode, batch_size=4, local_epochs=2, momentum=0.9)
+    part = cohort.of([0, 2, 3])
+    loss = part.fit()
+    whole = cohort.fit()
+    assert close(part.values, {name: tensor[[0, 2, 3]] for name, tensor in cohort.values.items()})
+    assert torch.allclose(loss, whole[[0, 2, 3]], atol=1e-10)

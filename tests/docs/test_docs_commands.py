@@ -25,11 +25,13 @@ from pydantic_core import to_jsonable_python
 
 from tailorfl import cli
 from tailorfl.data import DOWNLOADS, PARTITIONS, SOURCES
+from tailorfl.errors import UserError
 from tailorfl.methods import Method, find_method, methods
 from tailorfl.models import networks
 from tailorfl.study.build import build
 from tailorfl.study.compare import configure_all
 from tailorfl.study.config import Experiment, configure, read_config, read_settings
+from tailorfl.study.reproduce import STUDIES, read_options
 from tailorfl.study.run import CLIENTS, CONFIG, ROUNDS, SUMMARY, Run
 
 ROOT = Path(__file__).parents[2]
@@ -183,6 +185,9 @@ def check(command: Command) -> None:
     pairs = [word for word in arguments if "=" in word]
     names = [word for word in (given.get("method"), *arguments) if word and "=" not in word]
     settings = read_settings(pairs)
+    if group.name == "reproduce":
+        read_options(given["name"], settings)
+        return
     assert settings.get("data", "digits").split(":")[0] in SOURCES
     if group.name == "prepare":
         assert given["name"] in DOWNLOADS
@@ -195,6 +200,10 @@ def test_a_typo_in_a_command_that_cannot_run_is_found() -> None:
     for wrong in (("data=cifar11",), ("lerning_rate=1",), ("rounds=0",), ("--data-folder", "data"), ("fedpar",)):
         with pytest.raises((Exception, SystemExit)):
             check(Command((*good, *wrong), "cifar10", ""))
+    check(Command(("tailor", "reproduce", "ppfe/figure3", "seed=1"), "a-minute", ""))
+    for name, setting in (("ppfe/figure4", "seed=1"), ("ppfe/figure3", "sead=1")):
+        with pytest.raises(UserError):
+            check(Command(("tailor", "reproduce", name, setting), "a-minute", ""))
 
 
 def test_the_pages_have_commands_and_the_two_of_the_set_up_are_targets() -> None:
@@ -228,6 +237,10 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
+def first_table(text: str) -> str:
+    return re.split(r"\n(?!\|)", text[text.find("\n|") + 1 :])[0]
+
+
 def named(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
@@ -246,10 +259,15 @@ def test_every_key_is_documented_with_its_default(title: str, kind: type) -> Non
     assert documented_keys(section("docs/configuration.md", title)) == defaults(kind)
 
 
+@pytest.mark.parametrize(("name", "page"), [("ppfe/figure3", "docs/methods/ppfe-synthetic.md")])
+def test_every_option_of_a_study_is_documented_with_its_default(name: str, page: str) -> None:
+    assert documented_keys(section(page, "Options")) == defaults(STUDIES[name].options)
+
+
 @pytest.mark.parametrize("name", methods())
 def test_every_method_has_a_page_with_its_own_options(name: str) -> None:
     page = ROOT / "docs" / "methods" / f"{name}.md"
-    documented, common = documented_keys(page.read_text()), defaults(Method)
+    documented, common = documented_keys(first_table(page.read_text().partition("**Options.**")[2])), defaults(Method)
     actual = defaults(find_method(name))
     own = {key: value for key, value in actual.items() if key not in common or common[key] != value}
     assert own.items() <= documented.items(), "options that this method adds or changes"
@@ -259,6 +277,7 @@ def test_every_method_has_a_page_with_its_own_options(name: str) -> None:
 @cache
 def known_keys() -> set[str]:
     own = {key for kind in methods().values() for key in kind.model_fields}
+    own |= {key for study in STUDIES.values() for key in study.options.model_fields}
     return {*Experiment.model_fields, *own, "method", "scale"}  # the last is an option of examples/fedrs.py
 
 

@@ -46,6 +46,52 @@ def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert same(loaded.clients, saved.clients)
 
 
+def archived() -> dict[str, torch.Tensor]:
+    """In the order in which an archive grows, which is not the alphabet's."""
+    sizes = {"9/w": 1, "10/w": 2, "10/b": 4, "11/a": 8}
+    return {name: torch.full((size,), size / 3, dtype=torch.float64) for name, size in sizes.items()}
+
+
+def test_the_archive_comes_back_in_its_order_and_with_who_has_how_much_of_it(tmp_path: Path) -> None:
+    saved = state(4)
+    saved.server.archive, saved.server.held = archived(), {12: 1, 3: 4, 0: 2}
+    save_checkpoint(tmp_path, saved)
+    loaded = newest_checkpoint(tmp_path, CPU)
+    assert loaded is not None
+    assert list(loaded.server.archive) == list(saved.server.archive)
+    assert same(loaded.server.archive, saved.server.archive)
+    assert loaded.server.held == {12: 1, 3: 4, 0: 2}
+    assert loaded.server.round == 4
+    assert same(loaded.server.values, saved.server.values)
+    # A client is sent what it lacks, as if nothing had been interrupted.
+    clients = (12, 3, 0, 7)
+    assert [loaded.server.hand_out(client) for client in clients] == [8 * 14, 0, 8 * 12, 8 * 15]
+    assert [saved.server.hand_out(client) for client in clients] == [8 * 14, 0, 8 * 12, 8 * 15]
+
+
+def test_an_archive_that_holds_what_the_values_hold_is_saved(tmp_path: Path) -> None:
+    saved = state(4)
+    saved.server.archive = {"1/w": saved.server.values["w"].clone(), "w": torch.ones(1)}
+    save_checkpoint(tmp_path, saved)
+    loaded = newest_checkpoint(tmp_path, CPU)
+    assert loaded is not None
+    assert same(loaded.server.archive, saved.server.archive)
+    assert same(loaded.server.values, saved.server.values)
+
+
+def test_a_checkpoint_that_knows_of_no_archive_still_loads(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, saved := state(4))
+    [folder] = checkpoints(tmp_path)
+    older = json.loads((folder / "state.json").read_text())
+    for key in ("archive", "held", "digest"):
+        del older[key]
+    (folder / "state.json").write_text(json.dumps(older | {"digest": module._digest_of(older)}))
+    loaded = load_checkpoint(folder, CPU)
+    assert (loaded.server.archive, loaded.server.held, loaded.server.round) == ({}, {}, 4)
+    assert same(loaded.server.values, saved.server.values)
+    assert same(loaded.clients, saved.clients)
+
+
 def test_a_checkpoint_without_clients_and_without_values_comes_back(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, Checkpoint(1, Server({}), {}))
     loaded = newest_checkpoint(tmp_path, CPU)

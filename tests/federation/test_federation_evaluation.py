@@ -65,7 +65,7 @@ def test_one_model_for_all_scores_as_it_does_client_by_client(split) -> None:
     built = digits()
     everyone = range(built.data.clients)
     message = built.config.method.broadcast(built.server)
-    apart = built.federation.evaluate(1, everyone, message, [split])[split]
+    apart = built.federation.evaluate(1, everyone, message, [split]).scores[split]
     together = built.federation.evaluate_global(built.server.values, everyone, split)
     assert together.clients == apart.clients
     assert together.samples.tolist() == apart.samples.tolist()

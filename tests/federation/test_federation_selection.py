@@ -68,6 +68,24 @@ def test_everyone_takes_part_in_the_rounds_that_say_so() -> None:
     assert [len(selector(number)) for number in range(1, 7)] == [30, 2, 2, 2, 2, 30]
 
 
+def test_everyone_takes_part_in_the_rounds_that_the_method_wants() -> None:
+    experiment = Experiment(rounds=6, clients_per_round=2, everyone_in=(1, -1))
+    selector = Selector(experiment, CLIENTS, full=frozenset({3, 6}))
+    assert [len(selector(number)) for number in range(1, 7)] == [30, 2, 30, 2, 2, 30]
+    assert selector(3) == list(CLIENTS)
+    # Who takes part in the other rounds does not depend on it.
+    without = Selector(experiment, CLIENTS)
+    assert [selector(number) for number in (2, 4, 5)] == [without(number) for number in (2, 4, 5)]
+
+
+@pytest.mark.parametrize("selection", ["binomial", "per-group"])
+def test_the_rounds_of_everyone_are_full_whatever_the_selection(selection: str) -> None:
+    groups = tuple(2 if client < 110 else 5 for client in CLIENTS)
+    experiment = Experiment(rounds=4, clients_per_round=0.1, selection=selection)
+    selector = Selector(experiment, CLIENTS, groups, frozenset({2, 4}))
+    assert [selector(number) == list(CLIENTS) for number in range(1, 5)] == [False, True, False, True]
+
+
 def test_ten_clients_take_part_unless_it_is_said_otherwise() -> None:
     assert len(Selector(Experiment(), CLIENTS)(1)) == 10
     assert Selector(Experiment(), CLIENTS[:4])(1) == list(CLIENTS[:4])

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,26 +221,30 @@ def test_what_is_personal_never_travels_and_what_travels_is_counted(method: str,
     rounds = run(built)
     chosen = built.config.method
     kept_home = {"shared": set(), "local": built.network.norm, "local-statistics": set(built.network.buffers)}
-    personal = {
-        client: set(chosen.personal(built.federation.networks[chosen.network_of(client)]))
-        for client in range(built.data.clients)
-    }
-    assert all(kept_home[batch_norm] <= names for names in personal.values())
+    archived: dict[int, set[str]] = defaultdict(set)  # what a client was sent once, and keeps
     assert len(received) == len(rounds)
-    for message in received:
-        assert not set(message.tensors) & set.intersection(*personal.values())
     for record, message, answers in zip(rounds, received, answered, strict=True):
+        networks = [built.federation.networks[chosen.network_of(c, record.number)] for c in range(built.data.clients)]
+        personal = [set(network.names) - set(chosen.shared(network)) for network in networks]
+        assert all(kept_home[batch_norm] <= names for names in personal)
+        assert not set(message.tensors) & set.intersection(*personal)
         sent = [(client, a.tensors, row) for a in answers for row, client in enumerate(a.clients)]
         for client, tensors, row in sent:
             assert not set(tensors) & personal[client]
-            home = {name: built.federation.store.entries[client][name] for name in personal[client]}
+            kept = built.federation.store.entries.get(client, {})
+            assert set(chosen.personal(networks[client])) <= set(kept)
+            home = [tensor for key, tensor in kept.items() if key.split("/")[-1] in personal[client]]
             for name, stack in tensors.items():
-                assert not any(is_copy(stack[row], kept) for kept in home.values()), f"{name} is personal"
+                assert not any(is_copy(stack[row], tensor) for tensor in home), f"{name} is personal"
         assert record.bytes_up == sum(stack[row].nbytes for _, tensors, row in sent for stack in tensors.values())
+        once = 0
+        for client, _, _ in sent:
+            once += sum(t.nbytes for name, t in message.archive.items() if name not in archived[client])
+            archived[client] |= set(message.archive)
         down = record.bytes_down
         for client, _, _ in sent:  # delivered once more, it is counted once more
-            message.to((client,), built.federation.networks[chosen.network_of(client)])
-        assert record.bytes_down - down == down - message.bytes * len(sent)
+            message.to((client,), networks[client])
+        assert record.bytes_down - down == down - once - message.bytes * len(sent)
 
 
 def is_copy(sent: torch.Tensor, kept: torch.Tensor) -> bool:

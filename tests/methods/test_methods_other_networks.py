@@ -81,7 +81,7 @@ def test_a_round_of_heterofl_is_the_average_of_steps_on_slices(scale: bool, mask
 def test_heterofl_gives_clients_their_widths_in_turn() -> None:
     built = federation("heterofl", widths=[0.5, 1.0, 0.5], rounds=1)
     method = built.config.method
-    assert [method.network_of(client) for client in range(6)] == [0, 1, 0, 0, 1, 0]
+    assert [method.network_of(client, 1) for client in range(6)] == [0, 1, 0, 0, 1, 0]
     narrow, full = built.federation.networks
     assert full is built.network
     assert shapes_of(narrow.module)["head.weight"] == (10, 4)

@@ -2,21 +2,28 @@
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from method_runs import IMAGES, differences, federation, run, state
+from method_runs import IMAGES, SMALL, differences, federation, run, state
 from torch import Tensor, nn
 
 from tailorfl.errors import UserError
+from tailorfl.exchange.messages import Answers, Message
+from tailorfl.federation.checkpoint import newest_checkpoint
+from tailorfl.federation.evaluation import ClientScores
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built
+from tailorfl.study.config import configure
+from tailorfl.study.run import Run
 
 # One full-batch step of plain SGD a client, in double precision: what can be written out by hand.
 ONE_STEP: dict[str, Any] = {"precision": "float64", "batch_size": 0, "momentum": 0.0, "rounds": 1, "lr": 0.3}
 ALL = {"clients_per_round": 6}
+CPU = torch.device("cpu")
 NORMS = {**IMAGES, "samples": 12, "network_options": {"width": 0.25, "stages": 2}, "rounds": 2, "engine": "stacked"}
 
 
@@ -224,6 +231,223 @@ def test_one_step_of_lg_fedavg_averages_heads_over_bases_that_stay() -> None:
         module.load_state_dict({**model, **heads})
         found = record.evaluation.personalized.loss[client]
         assert found == pytest.approx(loss_of(built, module, test.of(client)).item() * len(test.of(client)), abs=1e-9)
+
+
+# LG-FedAvg that starts with rounds of FedAvg.
+
+
+def served(built: Built, number: int) -> dict[int, Values]:
+    """The model that serves each client, those included that never train."""
+    everyone = (*built.federation.trainable, *built.data.new_clients)
+    found = {}
+    for cohort in built.federation.served(number, everyone, built.loop.message_for_evaluation()):
+        for row, client in enumerate(cohort.clients):
+            found[client] = {name: tensor[row] for name, tensor in cohort.values.items()}
+    return found
+
+
+def sizes(built: Built) -> tuple[int, int]:
+    """The bytes of the base and of the upper layers."""
+    upper = set(built.config.method.shared(built.network))
+    tensors = built.network.initial().items()
+    return sum(t.nbytes for n, t in tensors if n not in upper), sum(t.nbytes for n, t in tensors if n in upper)
+
+
+def test_lg_fedavg_without_rounds_of_fedavg_archives_nothing_and_sends_the_upper_layers_only() -> None:
+    built = federation("lg-fedavg", fedavg_rounds=0)
+    _, upper = sizes(built)
+    assert all(record.bytes_up == record.bytes_down == 4 * upper for record in run(built))
+    assert not built.server.archive
+    assert all(
+        set(entry) == {"fc1.linear.weight", "fc1.linear.bias"} for entry in built.federation.store.entries.values()
+    )
+    assert not differences(state(built), learnt("lg-fedavg"))
+
+
+def learnt(method: str, **settings: Any) -> Values:
+    built = federation(method, **settings)
+    run(built)
+    return state(built)
+
+
+@pytest.mark.parametrize("rounds_of_fedavg", [3, 9])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"server_optimizer": "adam", "server_lr": 0.05, "aggregation": "uniform"},
+        {"finetune_epochs": 1, "lr_schedule": "cosine"},
+        {**NORMS, "rounds": 3},
+        {**NORMS, "rounds": 3, "batch_norm": "local"},
+        {**NORMS, "rounds": 3, "batch_norm": "local-statistics"},
+    ],
+)
+def test_lg_fedavg_is_fedavg_to_the_bit_while_its_rounds_of_fedavg_last(settings: dict, rounds_of_fedavg: int) -> None:
+    new = {"new_clients": 1, "clients_per_round": 2}
+    ours = federation("lg-fedavg", **settings, **new, fedavg_rounds=rounds_of_fedavg)
+    plain = federation("fedavg", **settings, **new)
+    for mine, theirs in zip(ours.loop.run(), plain.loop.run(), strict=True):
+        assert not differences(ours.server.values, plain.server.values)
+        assert not differences(ours.server.state, plain.server.state)
+        assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        models = served(plain, mine.number)
+        assert len(models) == ours.data.clients
+        for client, model in served(ours, mine.number).items():
+            assert not differences(model, models[client])
+        for part in ("personalized", "common", "new"):
+            one, other = getattr(mine.evaluation, part), getattr(theirs.evaluation, part)
+            assert (one is None) == (other is None)
+            assert one is None or one.accuracies.tolist() == other.accuracies.tolist()
+    assert not ours.server.archive
+
+
+def test_each_client_begins_its_base_from_that_of_fedavg_and_keeps_it() -> None:
+    built = federation(
+        "lg-fedavg", **ONE_STEP | {"rounds": 3}, fedavg_rounds=1, new_clients=1, aggregation="uniform", stack_size=6
+    )
+    everyone, [new] = built.federation.trainable, built.data.new_clients
+    present = {1: list(everyone), 2: list(everyone[:3]), 3: [everyone[0], everyone[4]]}
+    built.loop.select = present.__getitem__
+    common = dict(built.network.module.named_parameters())
+    bases: dict[int, Values] = {}
+    for record in built.loop.run():
+        after = {}
+        for client in present[record.number]:
+            module = with_values(built, {**common, **bases.get(client, {})})
+            after[client] = stepped(module, lambda m, c=client: loss_of(built, m, built.data.train.of(c)), 1, 0.3)
+        averaged = {name: torch.stack([model[name] for model in after.values()]).mean(0) for name in common}
+        heads = {name: tensor for name, tensor in averaged.items() if name.startswith("head")}
+        common = {**common, **(averaged if record.number == 1 else heads)}
+        if record.number > 1:
+            bases |= {c: {n: t for n, t in model.items() if n.startswith("fc1")} for c, model in after.items()}
+            assert_close(built.server.values, heads)
+            for client, base in bases.items():
+                entry = built.federation.store.entries[client]
+                assert_close({name: entry[name] for name in base}, base)
+        # Served: those who have no base of their own yet, and the new client, have that of FedAvg.
+        scores = {**scored(record.evaluation.personalized), **scored(record.evaluation.new)}
+        for client in (*everyone, new):
+            rows = built.data.test.of(client)
+            module = with_values(built, {**common, **bases.get(client, {})})
+            assert scores[client] == pytest.approx(loss_of(built, module, rows).item() * len(rows), abs=1e-9)
+    assert set(bases) == {*everyone[:3], everyone[4]}
+
+
+def with_values(built: Built, values: Values) -> nn.Module:
+    module = copy.deepcopy(built.network.module)
+    module.load_state_dict(values)
+    return module
+
+
+def scored(scores: ClientScores) -> dict[int, float]:
+    return dict(zip(scores.clients, scores.loss.tolist(), strict=True))
+
+
+def test_after_fedavg_upper_layers_travel_and_the_base_is_sent_once_to_a_client() -> None:
+    built = federation("lg-fedavg", rounds=6, fedavg_rounds=2, clients_per_round=3)
+    base, upper = sizes(built)
+    seen: set[int] = set()
+    newcomers = []
+    for record in built.loop.run():
+        if record.number <= 2:
+            assert record.bytes_up == record.bytes_down == 3 * (base + upper)
+            assert record.evaluation.common is not None
+            continue
+        newcomers.append(len(set(record.selected) - seen))
+        seen |= set(record.selected)
+        assert record.bytes_up == 3 * upper
+        assert record.bytes_down == 3 * upper + newcomers[-1] * base
+        assert record.evaluation.common is None
+    assert newcomers[0] == 3
+    assert any(count < 3 for count in newcomers)
+
+
+def test_clients_that_are_away_when_fedavg_ends_are_served_what_it_ended_with() -> None:
+    built = federation("lg-fedavg", fedavg_rounds=2, new_clients=2)
+    select = built.loop.select
+    built.loop.select = lambda number: select(number) if number <= 2 else []
+    [_, before, after] = run(built)
+    last = learnt("fedavg", rounds=2, new_clients=2)
+    for model in served(built, 3).values():
+        assert not differences({f"server/{name}": tensor for name, tensor in model.items()}, last)
+    assert (after.bytes_up, after.bytes_down) == (0, 0)
+    assert after.evaluation.personalized.loss.tolist() == before.evaluation.personalized.loss.tolist()
+    assert after.evaluation.new.loss.tolist() == before.evaluation.new.loss.tolist()
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "local", "local-statistics"])
+def test_norm_layers_stay_where_they_are_when_fedavg_ends(batch_norm: str) -> None:
+    built = federation("lg-fedavg", **NORMS, batch_norm=batch_norm, fedavg_rounds=1, clients_per_round=4)
+    network = built.network
+    home = {"shared": set(), "local": network.norm, "local-statistics": set(network.buffers)}[batch_norm]
+    base = set(network.names_of(network.layers[: len(network.layers) // 2]))
+    assert base & network.norm
+    built.loop.select = lambda number: [0, 1, 2, 3] if number == 1 else [0]
+    rounds = built.loop.run()
+    next(rounds)
+    ended, norms = dict(built.server.values), [dict(entry) for entry in built.federation.store.entries.values()]
+    next(rounds)
+    assert set(built.server.archive) == base - home
+    assert set(built.server.values) == set(network.names) - base - home
+    models = served(built, 2)
+    for client in (1, 2, 3):  # away: FedAvg's base around the norm layers that it kept before
+        assert all(torch.equal(models[client][name], ended[name]) for name in base - home)
+        assert all(torch.equal(models[client][name], norms[client][name]) for name in home)
+    moved = [name for name in base - home if not torch.equal(models[0][name], ended[name])]
+    assert moved
+
+
+def test_a_stack_of_clients_with_and_without_a_base_is_the_same_one_by_one() -> None:
+    settings = {"precision": "float64", "rounds": 5, "fedavg_rounds": 2, "clients_per_round": 3}
+    one, *others = (learnt("lg-fedavg", **settings, stack_size=size) for size in (1, 2, 6))
+    for other in others:
+        assert_close(other, one)
+
+
+def test_all_layers_personal_after_fedavg_is_local_training_from_its_model() -> None:
+    built, plain = federation("lg-fedavg", personal_layers=2, fedavg_rounds=1, rounds=2), federation("fedavg", rounds=2)
+    train = plain.federation.train
+    sent: dict[int, Values] = {}  # by clients of FedAvg's second round: local training from the model of the first
+
+    def overheard(round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
+        for answers in train(round, clients, message):
+            sent.update({c: {n: t[row] for n, t in answers.tensors.items()} for row, c in enumerate(answers.clients)})
+            yield answers
+
+    for _ in plain.loop.run():
+        plain.federation.train = overheard  # type: ignore[method-assign]
+    _, after = run(built)
+    assert (after.bytes_up, built.server.values) == (0, {})
+    assert sorted(sent) == after.selected
+    for client, model in sent.items():
+        entry = built.federation.store.entries[client]
+        assert not differences({name: entry[name] for name in model}, model)
+
+
+@pytest.mark.parametrize("rounds_of_fedavg", [1, 2, 3])
+def test_lg_fedavg_goes_on_where_it_was_stopped_before_at_and_after_the_end_of_fedavg(
+    rounds_of_fedavg: int, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "rounds": 5, "fedavg_rounds": rounds_of_fedavg, "clients_per_round": 3, "new_clients": 1}
+    config = configure("lg-fedavg", {**settings, "server_optimizer": "sgd", "server_momentum": 0.5})
+    whole, parted = Run(config, tmp_path / "whole"), Run(config, tmp_path / "parted")
+    seen: list[int] = []
+    parted.watch = lambda line: seen.append(line["round"])
+    parted.stop = lambda: len(seen) == 2
+    summary = whole.execute()
+    assert parted.execute() is None
+    resumed = Run(config, tmp_path / "parted").execute(resume=True)
+    assert summary is not None
+    assert resumed is not None
+    assert {key for key in summary if summary[key] != resumed[key]} <= {"seconds_training", "seconds_evaluation"}
+    one, other = (newest_checkpoint(tmp_path / name / "checkpoints", CPU) for name in ("whole", "parted"))
+    assert one is not None
+    assert other is not None
+    assert one.server.archive
+    for part in ("values", "state", "archive"):
+        assert not differences(getattr(one.server, part), getattr(other.server, part))
+    assert not differences(one.clients, other.clients)
+    assert one.server.held == other.server.held
 
 
 # FedBABU.

@@ -34,7 +34,7 @@ class Cohort:
     """Some clients, largest first. A site of a real federation is a cohort of one.
 
     ``values`` are the clients' whole models, [clients, ...] each; ``memory`` is what a method keeps with each client
-    beside the model, from one round to the next.
+    beside the model, from one round to the next; ``archive`` is what the server sent once and every client keeps.
     """
 
     engine: Engine
@@ -48,6 +48,7 @@ class Cohort:
     rounds: int = 1
     augmentation: Augmentation | None = None
     memory: Values = field(default_factory=dict)
+    archive: Mapping[str, Tensor] = field(default_factory=dict)
     losses: Values = field(default_factory=dict)  # mean loss of each client over its steps, by purpose of the fit
 
     def __post_init__(self) -> None:
@@ -80,6 +81,17 @@ class Cohort:
         samples = self.samples("train")
         found = torch.zeros(len(self), self.data.num_classes, dtype=torch.int64, device=samples.rows.device)
         return found.scatter_add_(1, self.data.targets[samples.rows], samples.real.to(torch.int64))
+
+    def of(self, rows: Sequence[int]) -> "Cohort":
+        """Some of these clients, by their places, with copies of what they have."""
+        at = torch.tensor(rows, dtype=torch.int64, device=self.engine.device)
+        return replace(
+            self,
+            clients=tuple(self.clients[row] for row in rows),
+            values={name: tensor[at] for name, tensor in self.values.items()},
+            memory={name: tensor[at] for name, tensor in self.memory.items()},
+            losses={},
+        )
 
     def load(self, received: Mapping[str, Tensor]) -> None:
         """Give every client these tensors in place of its own: the same for all, or with a row for each."""
@@ -204,10 +216,16 @@ class Cohort:
 
     def features(self, split: Split = "train") -> Tensor:
         """What each client's head is given on each of its samples, [clients, samples, ...]; padding is zero."""
-        samples = self.samples(split)
+        return self._on_all(split, self.features_of)
+
+    def outputs(self, split: Split = "train") -> Tensor:
+        """The outputs of each client's model on each of its samples, [clients, samples, classes]; padding is zero."""
+        return self._on_all(split, self.predict)
+
+    def _on_all(self, split: Split, compute: Callable[[Batch], Tensor]) -> Tensor:
         parts = []
-        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
-            found = self.features_of(batch)
+        for batch in self.samples(split).in_order(self.engine.evaluation_size(self.plan, len(self))):
+            found = compute(batch)
             real = batch.valid.reshape(*batch.valid.shape, *[1] * (found.dim() - 2)) > 0
             parts.append(torch.where(real, found, 0))
         return torch.cat(parts, dim=1)

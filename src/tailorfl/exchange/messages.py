@@ -16,6 +16,7 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     own: Mapping[str, Tensor] = field(default_factory=dict)  # [clients, ...], a row for each client of a cohort
+    archive: Mapping[str, Tensor] = field(default_factory=dict)  # what a client is sent once, and keeps
     address: Callable[[tuple[int, ...], Network], Values] | None = None  # to ``own``, made when it is delivered
 
     @property
@@ -55,8 +56,26 @@ class Answers:
 
 @dataclass
 class Server:
-    """What the server keeps between rounds: the global values, and a method's own tensors and numbers."""
+    """What the server keeps between rounds: the global values, and a method's own tensors and numbers.
+
+    Tensors in the archive never change. Every client keeps them too, from the first round in which it is selected after
+    they were put there, and is sent each of them once.
+    """
 
     values: Values
     state: Values = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    archive: Values = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)  # how many tensors of the archive a client has, in its order
+    round: int = 0  # the one that is under way, or that was the last
+
+    def restore(self, saved: "Server") -> None:
+        """Become what was saved."""
+        vars(self).update(vars(saved))
+
+    def hand_out(self, client: int) -> int:
+        """Let a client have all of the archive; the size of what it lacked."""
+        missing = list(self.archive.values())[self.held.get(client, 0) :]
+        if missing:
+            self.held[client] = len(self.archive)
+        return sum(tensor.nbytes for tensor in missing)

@@ -42,6 +42,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     temporary.mkdir(parents=True)
     server = {f"values/{k}": v for k, v in checkpoint.server.values.items()}
     server |= {f"state/{k}": v for k, v in checkpoint.server.state.items()}
+    server |= {f"archive/{k}": v for k, v in checkpoint.server.archive.items()}
     files = {"server.safetensors": server}
     files |= {f"clients-{n:04d}.safetensors": part for n, part in enumerate(_parts(checkpoint.clients))}
     digests = {name: _write(temporary / name, tensors) for name, tensors in files.items()}
@@ -49,6 +50,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "format": FORMAT,
         "round": checkpoint.round,
         "numbers": checkpoint.server.numbers,
+        "archive": list(checkpoint.server.archive),
+        "held": [list(pair) for pair in checkpoint.server.held.items()],
         "totals": checkpoint.totals,
         "digests": digests,
     }
@@ -87,9 +90,21 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     clients = {key: tensor for part in tensors.values() for key, tensor in part.items()}
     return Checkpoint(
         state["round"],
-        Server(_under("values/", server, device), _under("state/", server, device), state["numbers"]),
+        _server(state, server, device),
         clients,
         state["totals"],
+    )
+
+
+def _server(state: dict[str, Any], tensors: Values, device: torch.device) -> Server:
+    archived = _under("archive/", tensors, device)
+    return Server(
+        values=_under("values/", tensors, device),
+        state=_under("state/", tensors, device),
+        numbers=state["numbers"],
+        archive={name: archived[name] for name in state.get("archive", ())},  # in the order in which it grew
+        held=dict(state.get("held", ())),
+        round=state["round"],
     )
 
 

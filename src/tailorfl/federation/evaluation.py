@@ -1,6 +1,6 @@
 """Scores of clients, and what is reported of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -61,6 +61,15 @@ class ClientScores:
         """Mean accuracy of the tenth of the clients that is served worst (at least one client)."""
         tested = np.sort(self.accuracies[self.samples > 0])
         return float(tested[: max(1, len(tested) // 10)].mean()) if len(tested) else None
+
+
+@dataclass
+class Evaluated:
+    """What clients found: scores of the model that serves each of them, and what else a method reports."""
+
+    scores: dict[Split, ClientScores]
+    others: dict[str, ClientScores] = field(default_factory=dict)  # further models, on test data
+    measures: dict[str, dict[int, float]] = field(default_factory=dict)  # by name and client
 
 
 def evaluate_common(

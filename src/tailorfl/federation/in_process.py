@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -12,13 +13,15 @@ from tailorfl.cohort.cohort import Scores
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.exchange.messages import Answers, Message
-from tailorfl.federation.evaluation import ClientScores, evaluate_common
+from tailorfl.federation.evaluation import ClientScores, Evaluated, evaluate_common
 from tailorfl.federation.store import ClientStore, store_device
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Network, Values
 
 log = logging.getLogger(__name__)
 
+Key = TypeVar("Key", bound=str)
+Parts = list[tuple[tuple[int, ...], Scores]]
 MEMORY = "memory/"  # prefix of a method's memory in the store, beside the personal weights
 
 
@@ -53,8 +56,8 @@ class InProcess:
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
         """Train these clients, a stack at a time, and hand out each stack's answers as they are ready."""
         self.diverged = []
-        for ids in self._stacks(clients):
-            cohort = self._cohort(round, ids)
+        for ids in self._stacks(round, clients):
+            cohort = self._cohort(round, ids, message)
             sent = self.method.train(cohort, message.to(ids, cohort.network))
             healthy = _finite((*cohort.values.values(), *cohort.memory.values(), *sent.values()), len(ids))
             kept = [row for row in range(len(ids)) if healthy[row]]
@@ -63,24 +66,34 @@ class InProcess:
             answers = Answers(ids, cohort.counts, sent, cohort.mean_loss())
             yield answers if len(kept) == len(ids) else answers.only(kept)
 
-    def evaluate(
-        self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]
-    ) -> dict[Split, ClientScores]:
-        """Each client's personalized model on its own data. Nothing that is done for it is kept."""
-        parts: dict[Split, list[tuple[tuple[int, ...], Scores]]] = {split: [] for split in splits}
-        for ids in self._stacks(clients):
-            cohort = self._cohort(round, ids)
-            self.method.serve(cohort, message.to(ids, cohort.network))
+    def evaluate(self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]) -> Evaluated:
+        """Each client's personalized model on its own data."""
+        scores: dict[Split, Parts] = {split: [] for split in splits}
+        others: dict[str, Parts] = {}
+        measures: dict[str, dict[int, float]] = {}
+        for cohort in self.served(round, clients, message):
+            ids = cohort.clients
             for split in splits:
-                parts[split].append((ids, cohort.evaluate(split, partial(self.method.predict, cohort))))
-        return {split: ClientScores.gather(found) for split, found in parts.items()}
+                scores[split].append((ids, cohort.evaluate(split, partial(self.method.predict, cohort))))
+            for name, predict in self.method.others(cohort).items():
+                others.setdefault(name, []).append((ids, cohort.evaluate("test", predict)))
+            for name, numbers in self.method.measures(cohort).items():
+                measures.setdefault(name, {}).update(zip(ids, numbers.tolist(), strict=True))
+        return Evaluated(_gathered(scores), _gathered(others), measures)
+
+    def served(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Cohort]:
+        """The clients, a stack at a time, each with the model that serves it. Nothing that is done for it is kept."""
+        for ids in self._stacks(round, clients):
+            cohort = self._cohort(round, ids, message)
+            self.method.serve(cohort, message.to(ids, cohort.network))
+            yield cohort
 
     def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores:
         """One model on every client's data."""
         return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
 
-    def _cohort(self, round: int, ids: tuple[int, ...]) -> Cohort:
-        device, kind = self.engine.device, self.method.network_of(ids[0])
+    def _cohort(self, round: int, ids: tuple[int, ...], message: Message) -> Cohort:
+        device, kind = self.engine.device, self.method.network_of(ids[0], round)
         initial, empty = self.initial[kind], self.memory[kind]
         values = {name: self.store.stack(ids, name, default, device) for name, default in initial.items()}
         memory = {name: self.store.stack(ids, MEMORY + name, default, device) for name, default in empty.items()}
@@ -96,18 +109,19 @@ class InProcess:
             rounds=self.rounds,
             augmentation=self.augmentation,
             memory=memory,
+            archive=message.archive,
         )
 
     def _state(self, cohort: Cohort) -> Values:
         personal = {name: cohort.values[name] for name in self.method.personal(cohort.network)}
         return personal | {MEMORY + name: tensor for name, tensor in cohort.memory.items()}
 
-    def _stacks(self, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _stacks(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The clients in stacks of one network that fit, largest first: clients of like size share a stack."""
         counts = self.data.train.counts
         ordered = sorted(clients, key=lambda client: (-int(counts[client]), client))
         for kind, size in enumerate(self._stack_sizes):
-            alike = [client for client in ordered if self.method.network_of(client) == kind]
+            alike = [client for client in ordered if self.method.network_of(client, round) == kind]
             for start in range(0, len(alike), size):
                 yield tuple(alike[start : start + size])
 
@@ -128,6 +142,10 @@ def trainable_clients(data: FederatedData) -> tuple[int, ...]:
     """The clients that may be selected: not held out, and with something to train on."""
     held_out, counts = set(data.new_clients), data.train.counts.tolist()
     return tuple(client for client in range(data.clients) if client not in held_out and counts[client])
+
+
+def _gathered(parts: dict[Key, Parts]) -> dict[Key, ClientScores]:
+    return {key: ClientScores.gather(found) for key, found in parts.items()}
 
 
 def _finite(tensors: Iterable[Tensor], clients: int) -> list[bool]:

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Protocol
 
 import torch
 
 from tailorfl.data.federated import Split
 from tailorfl.exchange.messages import Answers, Message, Server
-from tailorfl.federation.evaluation import ClientScores
+from tailorfl.federation.evaluation import ClientScores, Evaluated
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Network, Values
 
@@ -24,9 +25,7 @@ class Federation(Protocol):
 
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]: ...
 
-    def evaluate(
-        self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]
-    ) -> dict[Split, ClientScores]: ...
+    def evaluate(self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]) -> Evaluated: ...
 
     def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores: ...
 
@@ -40,6 +39,8 @@ class Evaluation:
     common: ClientScores | None  # of the global model, where there is one
     new: ClientScores | None
     seconds: float
+    others: dict[str, ClientScores] = field(default_factory=dict)  # further models of the clients, on test data
+    measures: dict[str, float] = field(default_factory=dict)  # a method's own numbers, mean over clients
 
 
 @dataclass
@@ -81,7 +82,10 @@ class RoundLoop:
     def round(self, number: int) -> Round:
         record = Round(number, self.select(number), lr=self.method.rate(number, self.rounds))
         start = self._now()
+        self.server.round = number
+        self.method.advance(self.server, self.network)
         message = self._message(record, self.method.individual)
+        record.bytes_down += sum(map(self.server.hand_out, record.selected))
         self.method.aggregate(self.server, self._answers(record, message), self.network)
         record.diverged = sorted(self.federation.diverged)
         record.seconds = self._now() - start
@@ -92,24 +96,31 @@ class RoundLoop:
     def evaluate(self, number: int) -> Evaluation:
         """All clients that train, and those that never do, on their own data."""
         start = self._now()
-        message = self._message(Round(number, []), self.method.for_evaluation)
+        message = self.message_for_evaluation()
         trained, everyone = self.federation.trainable, (*self.federation.trainable, *self.new_clients)
         splits: tuple[Split, ...] = ("test", "validation") if self.validate else ("test",)
         model = self.method.global_model(self.server, self.network)
         common = None if model is None else self.federation.evaluate_global(model, everyone, "test")
         if model is not None and common and self._serves_global():
-            scores: dict[Split, ClientScores] = {"test": common}
+            found = Evaluated({"test": common})
             if self.validate:
-                scores["validation"] = self.federation.evaluate_global(model, everyone, "validation")
+                found.scores["validation"] = self.federation.evaluate_global(model, everyone, "validation")
         else:
-            scores = self.federation.evaluate(number, everyone, message, splits)
+            found = self.federation.evaluate(number, everyone, message, splits)
+        scores = found.scores
         return Evaluation(
             personalized=scores["test"].of(set(trained)),
             validation=scores["validation"].of(set(trained)) if self.validate else None,
             common=common.of(set(trained)) if common else None,
             new=scores["test"].of(set(self.new_clients)) if self.new_clients else None,
             seconds=self._now() - start,
+            others={name: other.of(set(trained)) for name, other in found.others.items()},
+            measures={name: _mean(values, set(trained)) for name, values in found.measures.items()},
         )
+
+    def message_for_evaluation(self) -> Message:
+        """What clients receive when they are evaluated; it is no traffic."""
+        return self._message(Round(self.server.round, []), self.method.for_evaluation)
 
     def _message(self, record: Round, individual: Callable[[Server, Sequence[int], Network], Values]) -> Message:
         """What the server sends; what each client gets for itself is counted when it is delivered."""
@@ -121,7 +132,7 @@ class RoundLoop:
             record.bytes_down += sum(tensor.nbytes for tensor in own.values())
             return own
 
-        return replace(message, address=address)
+        return replace(message, address=address, archive=dict(self.server.archive))
 
     def _serves_global(self) -> bool:
         """Whether every client's model is simply the global one, so that one evaluation serves for both."""
@@ -147,3 +158,7 @@ class RoundLoop:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return self.clock()
+
+
+def _mean(values: dict[int, float], clients: set[int]) -> float:
+    return fmean(value for client, value in values.items() if client in clients)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tailorfl.models.network import Values
 
@@ -19,12 +20,18 @@ class ClientStore:
         self.entries: dict[int, Values] = {}
 
     def stack(self, clients: Sequence[int], name: str, default: Tensor, device: torch.device) -> Tensor:
-        """One kept tensor of several clients, stacked on a device; ``default`` for clients that have none."""
+        """One kept tensor of several clients, stacked on a device; ``default`` for clients that have none.
+
+        Where clients keep a number a sample, their tensors differ in length: shorter ones are padded with zeros.
+        """
         rows = [self.entries.get(client, {}).get(name) for client in clients]
         if all(row is None for row in rows):  # tensors that travel, and newcomers
             return default.to(device).expand(len(rows), *default.shape).clone()
         default = default.to(self.device)
-        return torch.stack([default if row is None else row for row in rows]).to(device)
+        found = [default if row is None else row for row in rows]
+        if len({row.shape for row in found}) > 1:
+            return pad_sequence(found, batch_first=True).to(device)
+        return torch.stack(found).to(device)
 
     def keep(self, clients: Sequence[int], kept: Sequence[int], values: Mapping[str, Tensor]) -> None:
         """Keep these rows of the stacked values; what the clients kept under other names stays."""

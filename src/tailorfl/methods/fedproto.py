@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.cohort import Batch, Client, Cohort
 from tailorfl.cohort.objective import class_losses
@@ -31,6 +31,29 @@ class NearPrototypes:
         distances = (features.flatten(1) - client.own[PROTOTYPES][batch.targets]).square().mean(1)
         known = (client.own[COUNTS] > 0)[batch.targets].to(distances.dtype)
         return batch.mean(losses) + self.lam * batch.mean(distances * known)
+
+
+class NearestPrototype(nn.Module):
+    """A network that answers by how near its features, what its head is given, are to each class's prototype."""
+
+    prototypes: Tensor
+    known: Tensor
+
+    def __init__(self, network: nn.Module, head: str, prototypes: Tensor, known: Tensor) -> None:
+        super().__init__()
+        self.network, self.head = network, head
+        self.register_buffer("prototypes", prototypes)
+        self.register_buffer("known", known)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        given: list[Tensor] = []
+        head = self.network.get_submodule(self.head)
+        hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+        try:
+            self.network(inputs)
+        finally:
+            hook.remove()
+        return nearness(given[0].flatten(1)[None], self.prototypes[None], self.known[None])[0]
 
 
 class FedProto(Method):
@@ -106,9 +129,21 @@ class FedProto(Method):
         if self.prediction == "head":
             return by_head
         known = clients.memory[COUNTS] > 0
-        complete = (known | (clients.class_counts() == 0)).all(1) & known.any(1)
         scores = nearness(clients.features_of(batch).flatten(2), clients.memory[PROTOTYPES], known)
-        return torch.where(complete[:, None, None], scores, by_head)
+        return torch.where(_complete(clients)[:, None, None], scores, by_head)
+
+    def deployed(self, clients: Cohort) -> nn.Module:
+        module = super().deployed(clients)
+        if self.prediction == "head" or not _complete(clients).item():
+            return module
+        head = clients.network.layers[-1].name
+        return NearestPrototype(module, head, clients.memory[PROTOTYPES][0], clients.memory[COUNTS][0] > 0)
+
+
+def _complete(clients: Cohort) -> Tensor:
+    """Whether every class that a client trains on has a prototype, [clients]."""
+    known = clients.memory[COUNTS] > 0
+    return (known | (clients.class_counts() == 0)).all(1) & known.any(1)
 
 
 def nearness(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:

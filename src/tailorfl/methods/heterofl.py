@@ -30,6 +30,21 @@ def masked_cross_entropy(client: Client, batch: Batch) -> Tensor:
     return batch.mean(class_losses(client.predict(batch) * client.own["present"], batch.targets))
 
 
+class MaskedOutputs(nn.Module):
+    """A network whose outputs for classes that its client lacks are zero."""
+
+    present: Tensor
+
+    def __init__(self, network: nn.Module, present: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("present", present)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.network(inputs)
+        return outputs * self.present
+
+
 class HeteroFL(Method):
     """A slice of one model for each client (Diao, Ding, Tarokh, HeteroFL, ICLR 2021).
 
@@ -73,7 +88,7 @@ class HeteroFL(Method):
     def networks(self, network: Network) -> tuple[Network, ...]:
         return tuple(network if ratio == 1 else self._narrow(network, ratio) for ratio in self.ratios)
 
-    def network_of(self, client: int) -> int:
+    def network_of(self, client: int, round: int) -> int:
         return self.ratios.index(self.widths[client % len(self.widths)])
 
     def broadcast(self, server: Server) -> Message:
@@ -99,6 +114,10 @@ class HeteroFL(Method):
     def predict(self, clients: Cohort, batch: Batch) -> Tensor:
         outputs = clients.predict(batch)
         return outputs * self._present(clients)[:, None] if self._masks(clients) else outputs
+
+    def deployed(self, clients: Cohort) -> nn.Module:
+        module = super().deployed(clients)
+        return MaskedOutputs(module, self._present(clients)[0]) if self._masks(clients) else module
 
     def _fit(self, clients: Cohort, **how: Any) -> None:
         if self._masks(clients):

@@ -1,11 +1,13 @@
 """What a method is: which tensors travel, what a client does in a round, what the server makes of the answers."""
 
+import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.cohort import Batch, Cohort
 from tailorfl.cohort.local import LocalTraining
@@ -49,6 +51,10 @@ class Method(LocalTraining):
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server's sgd or adam")
     server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd; 0 and lr 1: average")
 
+    def completed(self, rounds: int) -> Self:
+        """The method for an experiment of so many rounds: options that follow from it filled in, or refused."""
+        return self
+
     # What travels and what stays.
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
@@ -73,9 +79,13 @@ class Method(LocalTraining):
         """The networks that clients have: the one of the experiment, unless clients differ."""
         return (network,)
 
-    def network_of(self, client: int) -> int:
-        """Which of the networks a client has."""
+    def network_of(self, client: int, round: int) -> int:
+        """Which of the networks a client has in a round."""
         return 0
+
+    def everyone_in(self) -> frozenset[int]:
+        """The rounds in which all clients take part, whatever the experiment says; all are evaluated after them."""
+        return frozenset()
 
     # The server.
 
@@ -83,6 +93,9 @@ class Method(LocalTraining):
         """The server before the first round."""
         initial = network.initial()
         return Server({name: initial[name] for name in self.shared(network)})
+
+    def advance(self, server: Server, network: Network) -> None:
+        """Prepare the server for the round that begins, ``server.round``."""
 
     def broadcast(self, server: Server) -> Message:
         """What the clients of a round receive, all the same."""
@@ -147,3 +160,30 @@ class Method(LocalTraining):
     def predict(self, clients: Cohort, batch: Batch) -> Tensor:
         """The outputs by which clients are evaluated."""
         return clients.predict(batch)
+
+    def deployed(self, clients: Cohort) -> nn.Module:
+        """The model of a cohort of one, as a module that stands alone: what `predict` computes."""
+        module = copy.deepcopy(clients.network.module).eval()
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, value in clients.values.items():
+                tensors[name].copy_(value[0])
+        return module
+
+    # What is reported beside accuracy and traffic.
+
+    def others(self, clients: Cohort) -> Mapping[str, Callable[[Batch], Tensor]]:
+        """Further models of a client that are evaluated beside the one that serves it, by name."""
+        return {}
+
+    def measures(self, clients: Cohort) -> Mapping[str, Tensor]:
+        """Numbers to report of each client when it is evaluated, by name: [clients]."""
+        return {}
+
+    def about(self, round: int) -> dict[str, Any]:
+        """What there is to say of a round before it begins: keys of its line in ``rounds.jsonl``."""
+        return {}
+
+    def summary(self, network: Network, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Keys of ``summary.json`` that only this method has; ``lines`` are those of the rounds."""
+        return {}

@@ -49,12 +49,13 @@ def factor_linear(linear: nn.Linear, rank: int) -> LowRankLinear:
         with torch.device("meta"):
             factors = LowRankLinear(linear.in_features, linear.out_features, rank, linear.bias is not None)
         factors = factors.to(linear.weight.dtype).to_empty(device=linear.weight.device)
+        factors.requires_grad_(linear.weight.requires_grad)
         left, singular, right = torch.linalg.svd(linear.weight, full_matrices=False)
         root = singular[:rank].sqrt()
         factors.left.copy_(left[:, :rank] * root)
         factors.right.copy_(root[:, None] * right[:rank])
         if factors.bias is not None:
-            factors.bias.copy_(linear.bias)
+            factors.bias.copy_(linear.bias).requires_grad_(linear.bias.requires_grad)
     return factors
 
 
@@ -65,17 +66,22 @@ def linear_layers(module: nn.Module) -> list[str]:
 
 def factored(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     """A copy of the network in which the linear map inside each named layer is factored to its rank."""
-    allowed = linear_layers(module)
-    for name in ranks:
-        if name not in allowed:
-            raise UserError(f"cannot factor layer {name!r}; layers with one linear map: {', '.join(allowed) or 'none'}")
     reduced = copy.deepcopy(module)
     for name, rank in ranks.items():
-        path = _linears(reduced.get_submodule(name))[0]
-        linear = reduced.get_submodule(f"{name}.{path}".rstrip("."))
-        assert isinstance(linear, nn.Linear)
-        reduced.set_submodule(f"{name}.{path}".rstrip("."), factor_linear(linear, rank))
+        path, linear = linear_in(reduced, name)
+        reduced.set_submodule(path, factor_linear(linear, rank))
     return reduced
+
+
+def linear_in(module: nn.Module, layer: str) -> tuple[str, nn.Linear]:
+    """The linear map of a layer that has exactly one, and where it is."""
+    allowed = linear_layers(module)
+    if layer not in allowed:
+        raise UserError(f"cannot reduce layer {layer!r}; layers with one linear map: {', '.join(allowed) or 'none'}")
+    path = f"{layer}.{_linears(module.get_submodule(layer))[0]}".rstrip(".")
+    linear = module.get_submodule(path)
+    assert isinstance(linear, nn.Linear)
+    return path, linear
 
 
 def _linears(layer: nn.Module) -> list[str]:

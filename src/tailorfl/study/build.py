@@ -54,7 +54,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are numbers")
     clients = trainable_clients(data)
     held = (data.label_counts() > 0).sum(1).tolist()
-    selector = Selector(experiment, clients, tuple(held[client] for client in clients))
+    selector = Selector(experiment, clients, tuple(held[client] for client in clients), config.method.everyone_in())
     network = build_network(experiment, data, device)
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
@@ -71,7 +71,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         server=server,
         rounds=experiment.rounds,
         select=selector,
-        evaluate_in=lambda number: evaluates(experiment, number),
+        evaluate_in=lambda number: evaluates(experiment, number) or number in config.method.everyone_in(),
         new_clients=data.new_clients,
         validate=experiment.validation_fraction > 0,
     )
@@ -150,6 +150,7 @@ class Selector:
     experiment: Experiment
     clients: tuple[int, ...]
     groups: tuple[int, ...] = ()  # of each client: how many classes it has
+    full: frozenset[int] = frozenset()  # rounds in which the method wants everyone
 
     def __post_init__(self) -> None:
         wanted = self.experiment.clients_per_round
@@ -160,7 +161,7 @@ class Selector:
 
     def __call__(self, number: int) -> list[int]:
         rounds = self.experiment.rounds
-        if number in {n if n > 0 else rounds + 1 + n for n in self.experiment.everyone_in}:
+        if number in {n if n > 0 else rounds + 1 + n for n in self.experiment.everyone_in} | self.full:
             return list(self.clients)
         wanted = self.experiment.clients_per_round
         wanted = min(10, len(self.clients)) if wanted is None else wanted

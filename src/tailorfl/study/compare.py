@@ -1,7 +1,6 @@
 """Several methods on the same federation: the same data, partition, initial weights and sequence of clients."""
 
 import csv
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from tailorfl.data.extras import import_extra
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method
 from tailorfl.study.config import Config, Experiment, configure
-from tailorfl.study.run import ROUNDS
+from tailorfl.study.run import ROUNDS, read_lines
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
 
@@ -46,12 +45,13 @@ def run_all(
 
 
 def write_table(summaries: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """The summaries as one CSV file, a row a method."""
+    """The summaries as one CSV file, a row a method; what is not one figure, such as stages, is in its summary only."""
     path = folder / TABLE
+    figures = [{key: value for key, value in one.items() if not isinstance(value, list)} for one in summaries]
     with whole_file(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(summaries[0]))
+        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for one in figures for key in one)))
         writer.writeheader()
-        writer.writerows(summaries)
+        writer.writerows(figures)
     return path
 
 
@@ -90,8 +90,7 @@ def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
 
 def evaluated_rounds(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's rounds that hold an evaluation."""
-    lines = [json.loads(line) for line in (folder / ROUNDS).read_text().splitlines()]
-    return [line for line in lines if "personalized_loss" in line]
+    return [line for line in read_lines(folder / ROUNDS) if "personalized_loss" in line]
 
 
 def _served(folder: Path, column: str) -> list[float]:

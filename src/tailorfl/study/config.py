@@ -90,7 +90,7 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     if problems or experiment is None or method is None:
         raise UserError("; ".join(problems))
     _check_together(experiment)
-    return Config(method_name, experiment, method)
+    return Config(method_name, experiment, method.completed(experiment.rounds))
 
 
 def read_settings(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tailorfl.study.config import Config, read_config
 log = logging.getLogger(__name__)
 
 CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.yaml", "rounds.jsonl", "clients.csv", "summary.json"
-PARTITION, CHECKPOINTS = "partition.safetensors", "checkpoints"
+PARTITION, CHECKPOINTS, EXPORTS = "partition.safetensors", "checkpoints", "export"
 MAY_CHANGE = {"device", "workers", "stack_size", "engine"}  # where a run goes on, not what it computes
 
 
@@ -86,7 +86,7 @@ class Run:
             self.totals.add(record)
             reached = _reached(record, experiment.target_accuracy)
             self.totals.ended = reached or record.number == experiment.rounds
-            line = round_line(record, built.data)
+            line = round_line(record, built.data) | self.config.method.about(record.number)
             self._append(line)
             self.watch(line)
             stopped = not self.totals.ended and self.stop()
@@ -140,9 +140,7 @@ class Run:
         if checkpoint is None:
             path.unlink(missing_ok=True)
             return 0
-        built.server.values, built.server.state = checkpoint.server.values, checkpoint.server.state
-        built.server.numbers = checkpoint.server.numbers
-        built.federation.store.restore(checkpoint.clients)
+        restore(built, checkpoint)
         self.totals = Totals(**checkpoint.totals)
         if not path.is_file() or path.stat().st_size < self.totals.log_bytes:
             raise UserError(f"{path} lacks rounds that its checkpoint counts; start again with --force")
@@ -164,9 +162,16 @@ class Run:
         assert last.evaluation is not None
         write_clients(self.folder / CLIENTS, built.data, last.evaluation)
         summary = summarize(built, self.config, self.totals, last)
+        summary |= self.config.method.summary(built.network, read_lines(self.folder / ROUNDS))
         with whole_file(self.folder / SUMMARY) as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def restore(built: Built, checkpoint: Checkpoint) -> None:
+    """The server and the clients as they were when the checkpoint was written."""
+    built.server.restore(checkpoint.server)
+    built.federation.store.restore(checkpoint.clients)
 
 
 def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
@@ -184,8 +189,17 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
     }
     if record.evaluation:
         line |= accuracies(record.evaluation, data.regression)
+        for name, scores in record.evaluation.others.items():
+            line |= {f"{name}_accuracy": None if data.regression else scores.accuracy}
+            line |= {f"{name}_loss": finite(scores.mean_loss)}
+        line |= {name: finite(value) for name, value in record.evaluation.measures.items()}
         line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
     return line
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rounds of a run, a dictionary each."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | None]:
@@ -278,7 +292,8 @@ def _is_free(folder: Path) -> bool:
 
 def _clear(folder: Path) -> None:
     """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for part in (CHECKPOINTS, EXPORTS):
+        shutil.rmtree(folder / part, ignore_errors=True)
     for name in (ROUNDS, CLIENTS, SUMMARY, PARTITION, CONFIG):
         (folder / name).unlink(missing_ok=True)
 

@@ -14,20 +14,24 @@ def summary_table(summaries: Sequence[dict[str, Any]]) -> Table:
     regression = all(summary["personalized_accuracy"] is None for summary in summaries)
     unit = largest_unit([summary[key] for summary in summaries for key in ("bytes_up", "bytes_down")])
     title = f"{summaries[0]['data']}, {summaries[0]['clients']} clients"
-    table = Table(
-        title=title if regression else f"{title}; accuracies in %",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = _plain_table(title if regression else f"{title}; accuracies in %")
     table.add_column("method", overflow="fold")
     for column in _columns(summaries, regression, UNITS[unit]):
         table.add_column(column, justify="right", no_wrap=True)
     for summary in summaries:
         table.add_row(summary["method"], *_cells(summary, summaries, regression, unit))
     return table
+
+
+def _plain_table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
 
 
 def _columns(summaries: Sequence[dict[str, Any]], regression: bool, unit: str) -> list[str]:
@@ -71,3 +75,27 @@ def largest_unit(sizes: Sequence[int]) -> int:
     """The place in ``UNITS`` of the unit in which the largest of these traffic figures is below 1000."""
     largest = max(sizes)
     return next((place for place in range(len(UNITS)) if largest < 1000 ** (place + 1)), len(UNITS) - 1)
+
+
+def stage_table(summary: dict[str, Any]) -> Table:
+    """One row a stage of a method that has stages: what it shares, how well it serves alone and with those before."""
+    regression = summary["personalized_accuracy"] is None
+    what = "loss" if regression else "accuracy"
+    table = _plain_table("stages, each after its last round" + ("" if regression else "; in %"))
+    columns = ["rounds", "shared", "personal", "shared of\noriginal, %", "alone", "ensemble", "mean\nbeta"]
+    table.add_column("stage")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    shown = number if regression else percent
+    for row in summary["stages"]:
+        table.add_row(
+            str(row["stage"]),
+            str(row["rounds"]),
+            f"{row['shared_parameters']:,}",
+            f"{row['personal_parameters']:,}",
+            f"{100 * row['shared_of_original']:.1f}",
+            shown(row[f"stage_{what}"]),
+            shown(row[f"ensemble_{what}"]),
+            f"{row['mean_beta']:.2f}",
+        )
+    return table
