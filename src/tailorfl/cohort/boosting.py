@@ -27,7 +27,7 @@ def reweighted(weights: Tensor, losses: Tensor, beta: Tensor, real: Tensor, cap:
 
     No weight is above ``cap`` times the mean: what is cut off goes to the others, in proportion.
     """
-    grown = weights.where(real, 0.0) * (beta[:, None] * relative(losses, real)).exp()
+    grown = weights * (beta[:, None] * relative(losses, real)).exp()
     count = real.sum(1, keepdim=True).to(grown)
     free, capped = real.clone(), torch.zeros_like(real)
     while True:

@@ -84,7 +84,8 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     own = {key: value for key, value in settings.items() if key in kind.model_fields}
     rest = {key: value for key, value in settings.items() if key not in kind.model_fields and key != "method"}
     allowed = [*Experiment.model_fields, *kind.model_fields]
-    problems = [_unknown(key, method_name, allowed) for key in rest if key not in Experiment.model_fields]
+    see = f"tailor methods {method_name}"
+    problems = [unknown_key(key, method_name, allowed, see) for key in rest if key not in Experiment.model_fields]
     known = {key: value for key, value in rest.items() if key in Experiment.model_fields}
     experiment, method = _checked(Experiment, known, problems), _checked(kind, own, problems)
     if problems or experiment is None or method is None:
@@ -133,18 +134,25 @@ def _checked(kind: type, settings: Mapping[str, Any], problems: list[str]) -> An
     except ValidationError as error:
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"][:1])
-            text = problem["msg"].removeprefix("Value error, ")
-            text = text.replace("a valid tuple", "a list, for example [1, 5]")
-            line = f"{key}={settings.get(key)}: {text[0].lower()}{text[1:]}"
+            line = f"{key}={settings.get(key)}: {in_words(problem['msg'])}"
             if not any(known.startswith(f"{key}=") for known in problems):
                 problems.append(line)
         return None
 
 
-def _unknown(key: str, method: str, allowed: Sequence[str]) -> str:
+def in_words(message: str) -> str:
+    """What pydantic says of a value, as a user of the command reads it."""
+    text = message.removeprefix("Value error, ").replace("a valid tuple", "a list, for example [1, 5]")
+    text = text.replace("Tuple should have", "allowed: a list of").replace(" after validation", "")
+    text = text.replace("Field required", "a number is missing")
+    return f"{text[0].lower()}{text[1:]}"
+
+
+def unknown_key(key: str, owner: str, allowed: Sequence[str], see: str) -> str:
+    """A line on a key that is not there, with keys of like spelling."""
     close = difflib.get_close_matches(key, allowed, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"see 'tailor methods {method}' for all keys"
-    return f"unknown key {key!r} for {method}; {hint}"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"see '{see}' for all keys"
+    return f"unknown key {key!r} for {owner}; {hint}"
 
 
 def _check_together(experiment: Experiment) -> None:

@@ -1,8 +1,6 @@
 """Figures and tables of papers, measured again: what there is, its options, and its results on disk."""
 
 import csv
-import difflib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ from rich.table import Table
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.study import ridge
+from tailorfl.study.config import in_words, unknown_key
+from tailorfl.study.run import check_writable
 
 OPTIONS = "options.yaml"
 
@@ -56,11 +56,13 @@ def find_study(name: str) -> Study:
 def read_options(name: str, settings: Mapping[str, Any]) -> BaseModel:
     """The checked options of a study; every problem in one line."""
     kind = find_study(name).options
-    problems = [_unknown(name, key, list(kind.model_fields)) for key in settings if key not in kind.model_fields]
+    see = f"tailor reproduce {name} --options"
+    allowed = list(kind.model_fields)
+    problems = [unknown_key(key, name, allowed, see) for key in settings if key not in allowed]
     try:
         options = kind(**{key: value for key, value in settings.items() if key in kind.model_fields})
     except ValidationError as error:
-        found = {_key(problem): _words(problem["msg"]) for problem in reversed(error.errors())}
+        found = {_key(problem): in_words(problem["msg"]) for problem in reversed(error.errors())}
         problems += [f"{key}={settings.get(key)}: {text}" if key else text for key, text in reversed(found.items())]
     if problems:
         raise UserError("; ".join(problems))
@@ -74,10 +76,7 @@ def check_folder(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} exists; allowed: another --out, --force to replace")
     if taken and not (folder / OPTIONS).is_file():
         raise UserError(f"{folder} holds no study; --force replaces only a study")
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        why = "read-only for this user" if existing.is_dir() else "not a folder"
-        raise UserError(f"{folder} cannot be written: {existing} is {why}; allowed: another --out")
+    check_writable(folder)
 
 
 def write(rows: Rows, options: BaseModel, name: str, folder: Path) -> Path:
@@ -132,19 +131,6 @@ def options_table(name: str) -> Table:
 
 def _key(problem: Mapping[str, Any]) -> str:
     return str(problem["loc"][0]) if problem["loc"] else ""
-
-
-def _words(message: str) -> str:
-    text = message.removeprefix("Value error, ").replace("a valid tuple", "a list, for example [1, 5]")
-    text = text.replace("Tuple should have", "allowed: a list of").replace(" after validation", "")
-    text = text.replace("Field required", "a number is missing")
-    return text[0].lower() + text[1:]
-
-
-def _unknown(name: str, key: str, allowed: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, allowed, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"see 'tailor reproduce {name} --options' for all keys"
-    return f"unknown key {key!r} for {name}; {hint}"
 
 
 def _digits(value: Any) -> Any:

@@ -109,7 +109,7 @@ class Run:
                 raise UserError(f"{self.folder} exists; allowed: another --out, --resume to go on, --force to replace")
             if not _is_run(self.folder):
                 raise UserError(f"{self.folder} is not a run's folder; --force replaces only a run")
-        _check_writable(self.folder)
+        check_writable(self.folder)
 
     def _check_unchanged(self) -> None:
         changes = read_config(self.folder / CONFIG).changes(self.config)
@@ -298,7 +298,8 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that this user cannot write to, before anything is computed."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{folder} cannot be written: {existing} is {_why(existing)}; allowed: another --out")
