@@ -329,6 +329,10 @@ def test_a_run_resumes_inside_and_between_stages(tmp_path: Path, stop: int) -> N
         [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
         for name in ("whole", "parts")
     ]
+    measures = [(tmp_path / name / "measures.csv").read_text() for name in ("whole", "parts")]
+    assert measures[0] == measures[1]
+    assert measures[0].startswith("round,client,beta\n")
+    assert len(measures[0].splitlines()) == 1 + 8 * 6
     for one, other in zip(*lines, strict=True):
         assert {k: v for k, v in one.items() if "seconds" not in k} == {
             k: v for k, v in other.items() if "seconds" not in k
@@ -403,3 +407,83 @@ def test_a_comparison_with_other_methods_has_one_table(tmp_path: Path) -> None:
     assert fedavg["inference_parameters"] == ""
     assert int(ppfe["inference_parameters"]) > int(fedavg["parameters"])
     assert "stages" not in ppfe
+
+
+@pytest.mark.parametrize(
+    "server",
+    [{"server_optimizer": "adam", "server_lr": 0.01}, {"server_optimizer": "sgd", "server_momentum": 0.9}],
+    ids=str,
+)
+def test_a_server_with_moments_goes_through_all_stages(server: dict) -> None:
+    built = ppfe(**server)
+    run(built)
+    assert {key.rpartition("/")[2] for key in built.server.state} == set(built.server.values)
+
+
+def test_the_summary_knows_all_stages_whoever_takes_part(tmp_path: Path) -> None:
+    config = configure("ppfe", {**SMALL, **DEEP, "full_last_round": False, "evaluate_every": 0})
+    summary = Run(config, tmp_path / "run").execute()
+    assert summary is not None
+    assert [row["stage"] for row in summary["stages"]] == [1, 2, 3, 4]
+
+
+def test_a_client_keeps_its_own_norms_where_their_layer_is_reduced() -> None:
+    built = ppfe(**{**IMAGES, "rounds": 4, "stage_rounds": [1, 1, 1, 1], "batch_norm": "local", "clients_per_round": 4})
+    run(built)
+    for kept in built.federation.store.entries.values():
+        for name, tensor in kept.items():
+            if name.startswith("memory/4/") and name.endswith("running_mean"):
+                assert float(tensor.abs().max()) > 0
+
+
+def test_models_that_diverged_count_as_no_better_than_chance() -> None:
+    losses = torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0]], dtype=torch.float64)
+    found = coefficient(losses, torch.ones_like(losses), torch.ones_like(losses, dtype=torch.bool))
+    assert found.tolist() == pytest.approx([0.02] * 2, abs=1e-3)
+
+
+def test_width_leaves_convolutions_alone() -> None:
+    network = Network(build_module("cnn", (1, 28, 28), 10), "cnn")
+    method = PPFE(reduction="width", shrinkage=1.0).completed(8)
+    shapes = {name: tuple(tensor.shape) for name, tensor in method.networks(network)[3].initial().items()}
+    full = {name: tuple(tensor.shape) for name, tensor in network.initial().items()}
+    assert {name for name in full if shapes[name] != full[name]} == {
+        "fc1.linear.weight",
+        "fc1.linear.bias",
+        "head.weight",
+    }
+
+
+def test_ranks_of_the_paper_are_for_images_as_large_as_its_own() -> None:
+    network = Network(build_module("ppfe-cnn", (3, 16, 16), 10), "ppfe-cnn")
+    sizes = [parameters(stage.module) for stage in PPFE().completed(8).networks(network)]
+    assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
+
+
+def test_a_client_keeps_nothing_of_stages_that_it_has_not_entered() -> None:
+    built = ppfe()
+    next(iter(built.loop.run()))
+    assert all(
+        set(kept) == {"memory/stage", "memory/beta", "memory/weights"}
+        for kept in built.federation.store.entries.values()
+    )
+
+
+def test_a_presets_depths_are_cut_to_fewer_stages() -> None:
+    assert PPFE(preset="wp").completed(3).personal_depths == (0, 1, 1)
+    assert PPFE(preset="wp", stages=2).completed(9).personal_depths == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reduction": "none", "ranks": [[5, 4, 3, 2], [4, 3, 2, 1]]}, "ranks belong to reduction=svd"),
+        ({"reduction": "sparse", "sparsity": 0.8, "sparsity_step": 0.1}, "nothing is left of a layer"),
+        ({"network": "linear", "network_options": {}}, "linear has one layer; allowed: two or more, or stages=1"),
+    ],
+    ids=str,
+)
+def test_settings_that_would_do_nothing_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        ppfe(**settings)
+    assert message in str(refused.value)

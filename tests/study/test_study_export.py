@@ -1,6 +1,7 @@
 """A client's model as files: they compute what the run found, stand alone, and are refused in one line."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -364,8 +365,9 @@ def test_every_method_says_what_is_deployed(method: str) -> None:
 
 
 def test_a_network_that_cannot_be_traced_is_refused_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, logger="tailorfl")  # the command says more, and may have run before
     execute(tmp_path / "run", network="test_study_export:Untraceable", network_options={})
     capfd.readouterr()
     with pytest.raises(UserError, match=r"^the model of client '0' cannot be made a torch.export program: .+$"):

@@ -19,7 +19,8 @@ def coefficient(losses: Tensor, weights: Tensor, real: Tensor) -> Tensor:
     """beta of each client, [clients]: half the log-odds of epsilon, the weighted mean of the relative losses."""
     weights = weights.where(real, 0.0)
     epsilon = (weights * relative(losses, real)).sum(1) / weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
-    return 0.5 * torch.logit(epsilon.clamp(*EPSILON)).neg()
+    # A model that has diverged is no better than chance.
+    return 0.5 * torch.logit(epsilon.nan_to_num(1.0).clamp(*EPSILON)).neg()
 
 
 def reweighted(weights: Tensor, losses: Tensor, beta: Tensor, real: Tensor, cap: float | None = None) -> Tensor:

@@ -92,7 +92,7 @@ class InProcess:
         """One model on every client's data."""
         return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
 
-    def _cohort(self, round: int, ids: tuple[int, ...], message: Message) -> Cohort:
+    def _cohort(self, round: int, ids: tuple[int, ...], message: Message | None = None) -> Cohort:
         device, kind = self.engine.device, self.method.network_of(ids[0], round)
         initial, empty = self.initial[kind], self.memory[kind]
         values = {name: self.store.stack(ids, name, default, device) for name, default in initial.items()}
@@ -109,7 +109,7 @@ class InProcess:
             rounds=self.rounds,
             augmentation=self.augmentation,
             memory=memory,
-            archive=message.archive,
+            archive=message.archive if message else {},
         )
 
     def _state(self, cohort: Cohort) -> Values:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -40,7 +39,7 @@ class Evaluation:
     new: ClientScores | None
     seconds: float
     others: dict[str, ClientScores] = field(default_factory=dict)  # further models of the clients, on test data
-    measures: dict[str, float] = field(default_factory=dict)  # a method's own numbers, mean over clients
+    measures: dict[str, dict[int, float]] = field(default_factory=dict)  # a method's own numbers, by client
 
 
 @dataclass
@@ -115,7 +114,10 @@ class RoundLoop:
             new=scores["test"].of(set(self.new_clients)) if self.new_clients else None,
             seconds=self._now() - start,
             others={name: other.of(set(trained)) for name, other in found.others.items()},
-            measures={name: _mean(values, set(trained)) for name, values in found.measures.items()},
+            measures={
+                name: {client: value for client, value in values.items() if client in set(trained)}
+                for name, values in found.measures.items()
+            },
         )
 
     def message_for_evaluation(self) -> Message:
@@ -158,7 +160,3 @@ class RoundLoop:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return self.clock()
-
-
-def _mean(values: dict[int, float], clients: set[int]) -> float:
-    return fmean(value for client, value in values.items() if client in clients)

@@ -84,7 +84,11 @@ class Method(LocalTraining):
         return 0
 
     def everyone_in(self) -> frozenset[int]:
-        """The rounds in which all clients take part, whatever the experiment says; all are evaluated after them."""
+        """The rounds in which all clients take part, whatever the experiment says."""
+        return frozenset()
+
+    def evaluated_in(self) -> frozenset[int]:
+        """The rounds after which clients are evaluated, whatever the experiment says."""
         return frozenset()
 
     # The server.

@@ -1,10 +1,11 @@
 """PPFE: an ensemble of models that share less and less, each trained on what those before it got wrong."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -19,7 +20,7 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Message, Server
 from tailorfl.methods.method import Method
 from tailorfl.models.ensemble import Combination, Ensemble, combine
-from tailorfl.models.lowrank import linear_layers
+from tailorfl.models.lowrank import factored, linear_layers
 from tailorfl.models.network import Layer, Network, Values
 from tailorfl.models.reduction import Reduction, factored_by, factored_to, masked, narrowed_head, parameters
 
@@ -29,9 +30,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "best": {},
     "paper": PAPER,
     "no-reduction": {**PAPER, "reduction": "none"},
-    "m1": {**PAPER, "stages": 2, "personal_depths": (0, 1), "members": "last"},
-    "m2": {**PAPER, "stages": 2, "personal_depths": (0, 2), "members": "last"},
-    "m3": {**PAPER, "stages": 2, "personal_depths": (0, 3), "members": "last"},
+    "m1": {"stages": 2, "personal_depths": (0, 1), "members": "last"},
+    "m2": {"stages": 2, "personal_depths": (0, 2), "members": "last"},
+    "m3": {"stages": 2, "personal_depths": (0, 3), "members": "last"},
     "wp": {**PAPER, "personal_depths": (0, 1, 1, 1), "reduction": "none"},
     "wpw": {"personal_depths": (0, 1, 1, 1), "reduction": "none", "reweight": False},
 }
@@ -75,7 +76,7 @@ class PPFE(Method):
     "Federated Ensemble Learning with Progressive Model Personalization". Stage 1 is FedAvg. Each further stage keeps
     one more layer with the client, in a network of less capacity, and weighs a client's samples by what the stages
     before got wrong. A client is served by all its stages' models together, each with a weight beta by how well it does
-    on the client's data. With one stage it is FedAvg; ``wpw`` with ``members=last`` is FedAvg followed by FedPer.
+    on the client's data. With one stage it is FedAvg; ``m1`` with ``body_lr`` of ``lr`` is FedAvg followed by FedPer.
     """
 
     name: ClassVar[str] = "ppfe"
@@ -140,28 +141,39 @@ class PPFE(Method):
             raise ValueError("allowed: ranks of 1 or more")
         return ranks
 
+    @model_validator(mode="after")
+    def _ranks_of_svd(self) -> Self:
+        if self.ranks is not None and self.reduction != "svd":
+            raise ValueError(f"ranks belong to reduction=svd, and it is {self.reduction}")
+        return self
+
     def completed(self, rounds: int) -> Self:
         """Divide the rounds into stages."""
-        given = next(
-            (len(one) for one in (self.stage_rounds, self.personal_depths) if one is not None), len(BEST_SHARES)
-        )
-        stages = min(given, rounds) if self.stages is None else self.stages
-        if rounds < stages:
-            raise UserError(f"rounds={rounds}: {stages} stages need a round each; allowed: more rounds, fewer stages")
-        for key, expected in (("stage_rounds", stages), ("personal_depths", stages), ("ranks", max(0, stages - 2))):
-            found = getattr(self, key)
-            if found is not None and len(found) != expected:
-                which = "one for each stage" + (" from the third on" if key == "ranks" else "")
-                raise UserError(f"{key}={_listed(found)}: {len(found)} given, {stages} stages; allowed: {which}")
         if self.stage_rounds is not None and sum(self.stage_rounds) != rounds:
             total = sum(self.stage_rounds)
             raise UserError(
                 f"stage_rounds={_listed(self.stage_rounds)}: they are {total} together, and rounds={rounds}; "
-                f"allowed: rounds={total}, or stages that make {rounds}"
+                f"allowed: rounds={total}, stages that make {rounds}, or stage_rounds=null"
             )
+        lists = (self.stage_rounds, self.personal_depths)
+        given = next((len(one) for one in lists if one is not None), len(BEST_SHARES))
+        stages = min(given, rounds) if self.stages is None else self.stages
+        if rounds < stages:
+            raise UserError(f"rounds={rounds}: {stages} stages need a round each; allowed: more rounds, fewer stages")
+        depths = self.personal_depths
+        if depths is not None and depths == PRESETS[self.preset].get("personal_depths"):
+            depths = depths[:stages]  # a preset's are for its own number of stages
+        for key, found, expected in (
+            ("stage_rounds", self.stage_rounds, stages),
+            ("personal_depths", depths, stages),
+            ("ranks", self.ranks, max(0, stages - 2)),
+        ):
+            if found is not None and len(found) != expected:
+                which = "one for each stage" + (" from the third on" if key == "ranks" else "")
+                raise UserError(f"{key}={_listed(found)}: {len(found)} given, {stages} stages; allowed: {which}")
         shares = BEST_SHARES if self.preset == "best" else PAPER_SHARES
-        divided_rounds = self.stage_rounds or divided(rounds, stages, shares)
-        return self.model_copy(update={"stages": stages, "stage_rounds": divided_rounds})
+        stage_rounds = self.stage_rounds or divided(rounds, stages, shares)
+        return self.model_copy(update={"stages": stages, "stage_rounds": stage_rounds, "personal_depths": depths})
 
     # Stages.
 
@@ -177,6 +189,9 @@ class PPFE(Method):
 
     def everyone_in(self) -> frozenset[int]:
         return frozenset(self.ends) if self.full_last_round else frozenset()
+
+    def evaluated_in(self) -> frozenset[int]:
+        return frozenset(self.ends)
 
     def about(self, round: int) -> dict[str, Any]:
         return {"stage": self.stage_of(round)}
@@ -195,6 +210,8 @@ class PPFE(Method):
     def depths(self, network: Network) -> tuple[int, ...]:
         """How many layers are personal, stage by stage; by default one more in each, and at least one is shared."""
         most = len(network.layers) - 1
+        if not most and len(self.ends) > 1:
+            raise UserError(f"ppfe: {network.name} has one layer; allowed: two or more, or stages=1, which is FedAvg")
         if self.personal_depths is None:
             return tuple(min(number, most) for number in range(len(self.ends)))
         if self.personal_depths[-1] > most:
@@ -210,8 +227,10 @@ class PPFE(Method):
         personal = [layer.name for layer in network.layers[len(network.layers) - depth :]]
         if self.reduction == "sparse":
             return masked(module, self._sparsities(network, personal))
-        if self.reduction == "width" and depth > 1:
-            return narrowed_head(module, personal, number**-self.shrinkage)
+        if self.reduction == "width":
+            linear = set(linear_layers(module))
+            ending = list(takewhile(lambda name: name in linear, reversed(personal)))  # convolutions keep their width
+            return narrowed_head(module, ending[::-1], number**-self.shrinkage)
         if self.reduction == "svd" and number > 2:
             return self._factored(module, network.name, number - 3)
         return copy.deepcopy(module)
@@ -224,15 +243,22 @@ class PPFE(Method):
         for distance, layer in enumerate(reversed(network.layers), start=1):
             if layer.name in linear:
                 later = sum(depth < distance for depth in depths)
-                found[layer.name] = min(self.sparsity + later * self.sparsity_step, 1.0)
+                found[layer.name] = self.sparsity + later * self.sparsity_step
+        if max(found.values(), default=0) >= 1:
+            raise UserError(
+                f"sparsity={self.sparsity} sparsity_step={self.sparsity_step}: nothing is left of a layer that becomes "
+                "personal late; allowed: less than 1 together, the step once for each later layer"
+            )
         return found
 
     def _factored(self, module: nn.Module, name: str, level: int) -> nn.Module:
         if self.ranks is not None:
             return factored_to(module, self.ranks[level])
-        known = RANKS.get(name, ())
-        if level < len(known) and len(known[level]) == len(linear_layers(module)):
-            return factored_to(module, known[level])
+        known, layers = RANKS.get(name, ()), linear_layers(module)
+        if level < len(known) and len(known[level]) == len(layers):
+            reduced = factored(module, dict(zip(layers, known[level], strict=True)))
+            if parameters(reduced) < parameters(module):  # not on images smaller than the paper's
+                return reduced
         return factored_by(module, level)
 
     # What travels and what stays. A client's own layers of all stages are in its memory.
@@ -246,7 +272,8 @@ class PPFE(Method):
     def memory(self, network: Network) -> Values:
         if not isinstance(network, Stage):
             return {}
-        own = {_of(s, name): s.initial()[name] for s in network.stages for name in super(PPFE, self).personal(s)}
+        entered = network.stages[: network.number]
+        own = {_of(stage, name): stage.initial()[name] for stage in entered for name in self._own(stage)}
         like = network.initial()[network.names[0]]
         return {"stage": torch.tensor(1), "beta": like.new_zeros(len(self.ends)), "weights": like.new_ones(1), **own}
 
@@ -265,6 +292,8 @@ class PPFE(Method):
         server.archive |= {f"{number - 1}/{name}": tensor.clone() for name, tensor in server.values.items()}
         start, reduced = stage.started(_archived(server.archive, 1)), stage.reduced
         server.values = {n: start[n] if n in reduced else server.values[n] for n in self.shared(stage)}
+        going_on = set(server.values) - reduced  # what starts anew has no use for the moments of an optimizer
+        server.state = {key: tensor for key, tensor in server.state.items() if key.rpartition("/")[2] in going_on}
 
     def global_model(self, server: Server, network: Network) -> Values | None:
         """The model of the first stage."""
@@ -294,7 +323,7 @@ class PPFE(Method):
 
     def assemble(self, clients: Cohort) -> None:
         """Weigh the model of this stage as if it ended here."""
-        if self.head_epochs:
+        if self.head_epochs and self.evaluate != "received":
             self._tune(clients)
         stage = _stage(clients)
         clients.memory["beta"][:, stage.number - 1] = self._beta(clients)
@@ -312,9 +341,9 @@ class PPFE(Method):
 
     def deployed(self, clients: Cohort) -> nn.Module:
         number = _stage(clients).number
-        models = [self._model(clients, earlier) for earlier in range(1, number)] + [clients]
         if number == 1 or self.members == "last":
             return super().deployed(clients)
+        models = [*(self._model(clients, earlier) for earlier in range(1, number)), clients]
         modules = [super(PPFE, self).deployed(model) for model in models]
         return Ensemble(modules, clients.memory["beta"][0, :number].clone(), self._how(clients))
 
@@ -330,16 +359,19 @@ class PPFE(Method):
         """A row a stage, as it was after its last round."""
         stages = [stage for stage in self.networks(network) if isinstance(stage, Stage)]
         last = {line["stage"]: line for line in lines if "beta" in line}
-        rows = [self._row(stage, network, last[stage.number]) for stage in stages if stage.number in last]
-        used = stages[: len(rows)] if self.members == "all" else stages[len(rows) - 1 : len(rows)]
+        counts = Counter(line["stage"] for line in lines)
+        rows = [
+            {"stage": stage.number, "rounds": counts[stage.number], **self._row(stage, network, last[stage.number])}
+            for stage in stages
+            if stage.number in last
+        ]
+        reached = max(last)
+        used = stages[:reached] if self.members == "all" else stages[reached - 1 : reached]
         return {"stages": rows, "inference_parameters": sum(parameters(stage.module) for stage in used)}
 
     def _row(self, stage: Stage, network: Network, line: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.stage_rounds is not None
         whole, shared = parameters(stage.module), stage.size(self.shared(stage))
         return {
-            "stage": stage.number,
-            "rounds": self.stage_rounds[stage.number - 1],
             "shared_parameters": shared,
             "personal_parameters": whole - shared,
             "shared_of_original": shared / network.size(),
@@ -390,9 +422,10 @@ class PPFE(Method):
         stage, before = _stage(clients).stages[number - 1], _stage(clients).stages[number - 2]
         start, reduced = stage.started(_archived(clients.archive, 1)), stage.reduced
         for name in self._own(stage):
-            if name in reduced:
+            kept = name in self._own(before)
+            if name in reduced and not (kept and name in stage.norm):  # a client's own norms are not made of weights
                 tensor = start[name]
-            elif name in self._own(before):
+            elif kept:
                 tensor = clients.memory[_of(before, name)]
             else:
                 tensor = clients.archive[_of(before, name)]

@@ -71,7 +71,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         server=server,
         rounds=experiment.rounds,
         select=selector,
-        evaluate_in=lambda number: evaluates(experiment, number) or number in config.method.everyone_in(),
+        evaluate_in=lambda number: evaluates(experiment, number) or number in config.method.evaluated_in(),
         new_clients=data.new_clients,
         validate=experiment.validation_fraction > 0,
     )

@@ -27,6 +27,7 @@ from tailorfl.data import FederatedData, load_partition
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.methods import Method
+from tailorfl.models.reduction import parameters
 from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
 from tailorfl.study.run import CHECKPOINTS, CONFIG, EXPORTS, PARTITION, finite, restore
@@ -220,7 +221,7 @@ def cost(module: nn.Module, raw: nn.Module, data: FederatedData) -> dict[str, in
     with warnings.catch_warnings(action="ignore"), torch.no_grad(), plain, counter:
         raw(sample)
     return {
-        "parameters": sum(tensor.numel() for tensor in module.parameters() if tensor.requires_grad),
+        "parameters": parameters(module),
         "bytes": sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())),
         "multiply_adds": counter.get_total_flops() // 2,
     }

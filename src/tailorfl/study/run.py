@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -25,6 +26,7 @@ from tailorfl.study.config import Config, read_config
 log = logging.getLogger(__name__)
 
 CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.yaml", "rounds.jsonl", "clients.csv", "summary.json"
+MEASURES = "measures.csv"  # only where a method measures something of its own
 PARTITION, CHECKPOINTS, EXPORTS = "partition.safetensors", "checkpoints", "export"
 MAY_CHANGE = {"device", "workers", "stack_size", "engine"}  # where a run goes on, not what it computes
 
@@ -39,6 +41,7 @@ class Totals:
     seconds_evaluation: float = 0.0
     diverged_updates: int = 0
     log_bytes: int = 0  # how far the rounds file reached
+    measures_bytes: int = 0  # and that of a method's own measures
     ended: bool = False  # the last round is done; only the summary may be missing
 
     def add(self, record: Round) -> None:
@@ -87,6 +90,7 @@ class Run:
             reached = _reached(record, experiment.target_accuracy)
             self.totals.ended = reached or record.number == experiment.rounds
             line = round_line(record, built.data) | self.config.method.about(record.number)
+            self._measured(record, built.data)
             self._append(line)
             self.watch(line)
             stopped = not self.totals.ended and self.stop()
@@ -127,7 +131,7 @@ class Run:
 
     def _begin(self, built: Built, force: bool) -> int:
         if force and _is_run(self.folder):
-            _clear(self.folder)
+            clear(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         save_partition(built.data, self.folder / PARTITION)
         # The configuration comes last: a folder that has one is a run that can be resumed.
@@ -136,16 +140,32 @@ class Run:
         return 0
 
     def _continue(self, built: Built, checkpoint: Checkpoint | None) -> int:
-        path = self.folder / ROUNDS
-        if checkpoint is None:
-            path.unlink(missing_ok=True)
-            return 0
-        restore(built, checkpoint)
-        self.totals = Totals(**checkpoint.totals)
-        if not path.is_file() or path.stat().st_size < self.totals.log_bytes:
-            raise UserError(f"{path} lacks rounds that its checkpoint counts; start again with --force")
-        os.truncate(path, self.totals.log_bytes)  # rounds after the checkpoint are run again
-        return checkpoint.round
+        if checkpoint is not None:
+            restore(built, checkpoint)
+            self.totals = Totals(**checkpoint.totals)
+        # Rounds after the checkpoint are run again.
+        for name, length in ((ROUNDS, self.totals.log_bytes), (MEASURES, self.totals.measures_bytes)):
+            path = self.folder / name
+            if length > (path.stat().st_size if path.is_file() else 0):
+                raise UserError(f"{path} lacks rounds that its checkpoint counts; start again with --force")
+            if path.is_file():
+                os.truncate(path, length)
+        return checkpoint.round if checkpoint else 0
+
+    def _measured(self, record: Round, data: FederatedData) -> None:
+        """A row a client for what a method measures of each, at every evaluation."""
+        measures = record.evaluation.measures if record.evaluation else {}
+        if not measures:
+            return
+        with (self.folder / MEASURES).open("a", newline="") as file:
+            writer = csv.writer(file)
+            if not self.totals.measures_bytes:
+                writer.writerow(["round", "client", *measures])
+            for client in next(iter(measures.values())):
+                writer.writerow([record.number, data.names[client], *(found[client] for found in measures.values())])
+            file.flush()
+            os.fsync(file.fileno())
+            self.totals.measures_bytes = file.tell()
 
     def _append(self, line: dict[str, Any]) -> None:
         with (self.folder / ROUNDS).open("a") as file:
@@ -192,7 +212,7 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
         for name, scores in record.evaluation.others.items():
             line |= {f"{name}_accuracy": None if data.regression else scores.accuracy}
             line |= {f"{name}_loss": finite(scores.mean_loss)}
-        line |= {name: finite(value) for name, value in record.evaluation.measures.items()}
+        line |= {name: finite(fmean(values.values())) for name, values in record.evaluation.measures.items()}
         line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
     return line
 
@@ -290,11 +310,11 @@ def _is_free(folder: Path) -> bool:
     )
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
     for part in (CHECKPOINTS, EXPORTS):
         shutil.rmtree(folder / part, ignore_errors=True)
-    for name in (ROUNDS, CLIENTS, SUMMARY, PARTITION, CONFIG):
+    for name in (ROUNDS, MEASURES, CLIENTS, SUMMARY, PARTITION, CONFIG):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -96,6 +96,6 @@ def stage_table(summary: dict[str, Any]) -> Table:
             f"{100 * row['shared_of_original']:.1f}",
             shown(row[f"stage_{what}"]),
             shown(row[f"ensemble_{what}"]),
-            f"{row['mean_beta']:.2f}",
+            "-" if row["mean_beta"] is None else f"{row['mean_beta']:.2f}",
         )
     return table
