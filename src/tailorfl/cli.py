@@ -140,7 +140,7 @@ def compare(
         draw_curves(folders, folder / PLOT)
         out.print(f"picture: {folder / PLOT}", highlight=False, soft_wrap=True)
     except UserError as missing:
-        err.print(f"no picture: {missing}", highlight=False)
+        err.print(f"no picture: {missing}", highlight=False, markup=False)
 
 
 @app.command()
@@ -165,22 +165,32 @@ def export(
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="STUDY", help="A study; without one, all are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="A study, or a recipe's file; without one, all are listed.")
+    ] = None,
     settings: Settings = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="The folder of the results.")] = None,
-    options: Annotated[bool, typer.Option("--options", help="List the study's options.")] = False,
+    options: Annotated[bool, typer.Option("--options", help="Show the study's options or cells; run nothing.")] = False,
+    data_dir: DataDir = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped or killed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a study that is there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure a figure or table of a paper again."""
     from tailorfl.study import reproduce as studies
     from tailorfl.study.config import read_settings
+    from tailorfl.study.recipe import Recipe
 
     if name is None:
         return out.print(studies.studies_table())
     study = studies.find_study(name)
+    if isinstance(study, Recipe):
+        given = read_settings(settings or [])
+        return _reproduce_recipe(name, study, given, out_dir, data_dir, options, resume, force, quiet)
     if options:
-        return out.print(studies.options_table(name))
+        return out.print(studies.options_table(name, study.options))
+    if resume:
+        raise UserError(f"--resume: {name} is computed in one go; allowed: --force to replace it")
     checked = studies.read_options(name, read_settings(settings or []))
     folder = out_dir or _fresh(name)
     studies.check_folder(folder, force)
@@ -195,7 +205,66 @@ def reproduce(
             study.picture(rows, checked, written.with_suffix(".png"))
             out.print(f"picture: {written.with_suffix('.png')}", highlight=False, soft_wrap=True)
         except UserError as missing:
-            err.print(f"no picture: {missing}", highlight=False)
+            err.print(f"no picture: {missing}", highlight=False, markup=False)
+
+
+def _reproduce_recipe(
+    name: str,
+    recipe: Any,
+    given: dict[str, Any],
+    out_dir: Path | None,
+    data_dir: Path | None,
+    options: bool,
+    resume: bool,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """A study that consists of runs; exit status 1 if any of them failed."""
+    from tailorfl.study import reproduce as studies
+    from tailorfl.study.outcome import RESULTS, TABLE, claim_lines, draw, heading, terminal_tables
+    from tailorfl.study.progress import StopOnInterrupt
+    from tailorfl.study.recipe import plan
+
+    _log(quiet)
+    if resume and out_dir is None:
+        raise UserError("--resume needs --out, the folder of the study")
+    if resume and out_dir is not None and not force:
+        given = studies.resumed_options(recipe, given, out_dir)
+    planned = plan(recipe, given)
+    if options:
+        out.print(studies.cells_table(planned))
+        said = [f"claim: {claim.sentence(recipe)}" for claim in recipe.claims] + [f"open: {one}" for one in recipe.open]
+        for line in said:
+            out.print(line, highlight=False, markup=False)
+        return
+    folder = out_dir or _fresh(recipe.name)
+    if force or not resume:
+        studies.check_folder(folder, force)
+    studies.begin(planned, folder, force)
+    with StopOnInterrupt(err) as stop:
+        shown = Console(stderr=True, quiet=True) if quiet else err
+        outcome = studies.run_cells(planned, folder, data_dir, resume and not force, shown, lambda: stop.wanted)
+    if outcome is None:
+        _stopped(f"tailor reproduce {name} --resume --out {folder}")
+    for line in heading(outcome):
+        out.print(line, highlight=False, markup=False)
+    for table in terminal_tables(outcome, out.width):
+        out.print(table)
+    for line in claim_lines(outcome):
+        out.print(line, highlight=False, markup=False)
+    out.print(f"results: {folder / TABLE}, {folder / RESULTS}", highlight=False, soft_wrap=True)
+    if recipe.kind != "table" and outcome.summaries:
+        try:
+            draw(outcome, folder / studies.picture_of(planned))
+            out.print(f"picture: {folder / studies.picture_of(planned)}", highlight=False, soft_wrap=True)
+        except UserError as missing:
+            err.print(f"no picture: {missing}", highlight=False, markup=False)
+    for line in outcome.notes:
+        err.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
+    for line in outcome.failed():
+        err.print(f"not measured: {line}", highlight=False, markup=False, soft_wrap=True)
+    if outcome.failures:
+        raise typer.Exit(1)
 
 
 @app.command()

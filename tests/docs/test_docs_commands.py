@@ -31,6 +31,7 @@ from tailorfl.models import networks
 from tailorfl.study.build import build
 from tailorfl.study.compare import configure_all
 from tailorfl.study.config import Experiment, configure, read_config, read_settings
+from tailorfl.study.recipe import Selection
 from tailorfl.study.reproduce import STUDIES, read_options
 from tailorfl.study.run import CLIENTS, CONFIG, ROUNDS, SUMMARY, Run
 
@@ -278,6 +279,7 @@ def test_every_method_has_a_page_with_its_own_options(name: str) -> None:
 def known_keys() -> set[str]:
     own = {key for kind in methods().values() for key in kind.model_fields}
     own |= {key for study in STUDIES.values() for key in study.options.model_fields}
+    own |= set(Selection.model_fields)
     return {*Experiment.model_fields, *own, "method", "scale"}  # the last is an option of examples/fedrs.py
 
 

@@ -36,8 +36,9 @@ class Client:
     def predict(self, batch: Batch) -> Tensor:
         return self.network.forward(self.values, batch.inputs, batch.valid, train=True)
 
-    def features(self, batch: Batch) -> Tensor:
-        return self.network.features(self.values, batch.inputs, batch.valid, train=True)
+    def features(self, batch: Batch, head: int = 1) -> Tensor:
+        """What the last layers, so many, are given."""
+        return self.network.features(self.values, batch.inputs, batch.valid, train=True, head=head)
 
     def head(self, features: Tensor, batch: Batch | None = None) -> Tensor:
         """The head on features; with the batch they come from, its norms leave out padding."""

@@ -81,14 +81,17 @@ class Network:
             outputs: Tensor = functional_call(self._template(train), dict(values), (inputs,))
         return outputs
 
-    def features(self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool) -> Tensor:
-        """What the head is given: the body's output on a batch."""
+    def features(
+        self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool, head: int = 1
+    ) -> Tensor:
+        """What the head is given, so many layers: the body's output on a batch."""
         template = self._template(train)
+        first = self.layers[-head].name
 
         def stop(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             raise _HeadReached(arguments[0])  # the head itself must not run: its norms would count the batch twice
 
-        hook = template.get_submodule(self.layers[-1].name).register_forward_pre_hook(stop)
+        hook = template.get_submodule(first).register_forward_pre_hook(stop)
         try:
             with valid_samples(valid):
                 functional_call(template, dict(values), (inputs,))
@@ -96,7 +99,7 @@ class Network:
             return reached.features
         finally:
             hook.remove()
-        raise ValueError(f"the forward pass of {self.name} does not reach its last layer, {self.layers[-1].name}")
+        raise ValueError(f"the forward pass of {self.name} does not reach its layer {first}")
 
     def head(self, values: Mapping[str, Tensor], features: Tensor, train: bool, valid: Tensor | None = None) -> Tensor:
         """The head alone, on features that were computed before."""

@@ -1,10 +1,12 @@
 """Figures and tables of papers, measured again: what there is, its options, and its results on disk."""
 
 import csv
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import yaml
@@ -17,7 +19,10 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.study import ridge
 from tailorfl.study.config import in_words, unknown_key
-from tailorfl.study.run import check_writable
+from tailorfl.study.outcome import RESULTS, TABLE, Outcome, write_tables
+from tailorfl.study.progress import RunProgress
+from tailorfl.study.recipe import Cell, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
+from tailorfl.study.run import CONFIG, MAY_CHANGE, SUMMARY, Run, check_writable, clear
 
 OPTIONS = "options.yaml"
 
@@ -47,15 +52,22 @@ STUDIES: dict[str, Study] = {
 }
 
 
-def find_study(name: str) -> Study:
-    if name not in STUDIES:
-        raise UserError(f"unknown study {name!r}; allowed: {', '.join(STUDIES)}")
-    return STUDIES[name]
+def find_study(name: str) -> Study | Recipe:
+    """A study by its name, or a recipe from a file of the user's own."""
+    if name in STUDIES:
+        return STUDIES[name]
+    if name not in recipes() and not is_file(name):
+        known = ", ".join((*STUDIES, *recipes()))
+        raise UserError(f"unknown study {name!r}; allowed: {known}, or a recipe's file, NAME.yaml")
+    return find_recipe(name)
 
 
-def read_options(name: str, settings: Mapping[str, Any]) -> BaseModel:
-    """The checked options of a study; every problem in one line."""
-    kind = find_study(name).options
+def read_options(name: str, settings: Mapping[str, Any]) -> Any:
+    """The checked options of a study, or the cells of a recipe; every problem in one line."""
+    study = find_study(name)
+    if isinstance(study, Recipe):
+        return plan(study, settings)
+    kind = study.options
     see = f"tailor reproduce {name} --options"
     allowed = list(kind.model_fields)
     problems = [unknown_key(key, name, allowed, see) for key in settings if key not in allowed]
@@ -116,17 +128,143 @@ def progress(console: Console, name: str) -> Iterator[Show]:
 
 def studies_table() -> Table:
     table = Table("study", "what is measured")
-    for name, study in STUDIES.items():
-        table.add_row(name, study.about)
+    about = {name: study.about for name, study in STUDIES.items()}
+    about |= {name: recipe.title for name, recipe in recipes().items()}
+    for name in sorted(about):
+        table.add_row(name, about[name])
     return table
 
 
-def options_table(name: str) -> Table:
+def options_table(name: str, options: type[BaseModel]) -> Table:
     table = Table("key", "default", "meaning", title=f"options of {name}")
-    for key, info in find_study(name).options.model_fields.items():
+    for key, info in options.model_fields.items():
         default = list(info.default) if isinstance(info.default, tuple) else info.default
         table.add_row(key, str(default), info.description or "")
     return table
+
+
+# Recipes.
+
+
+def cells_table(plan: Plan) -> Table:
+    """What would run: what is set for all cells, then for those of a column, of a row, and for single ones."""
+    title = f"{plan.recipe.name}: {len(plan.cells)} cells, seeds {', '.join(map(str, plan.seeds))}"
+    table = Table("cells", "method", "settings", title=title, title_justify="left", caption="all else has its default")
+    left = {(cell.column, cell.row): dict(cell.given) for cell in plan.cells}
+
+    def show(name: str, cells: Sequence[tuple[str, str]], method: str = "", always: bool = True) -> None:
+        first = left[cells[0]]
+        shared = {
+            key: value for key, value in first.items() if all(left[cell].get(key, left) == value for cell in cells)
+        }
+        for cell in cells:
+            left[cell] = {key: value for key, value in left[cell].items() if key not in shared}
+        if shared or always:
+            table.add_row(name, method, " ".join(f"{key}={value}" for key, value in shared.items()))
+
+    show("all", list(left))
+    table.add_section()
+    for column in plan.columns:
+        show(plan.recipe.place(column), [cell for cell in left if cell[0] == column])
+    table.add_section()
+    for row in plan.rows:
+        show(row, [cell for cell in left if cell[1] == row], plan.recipe.rows[row].method)
+    table.add_section()
+    for cell in left:
+        show(f"{plan.recipe.place(cell[0])}, {cell[1]}", [cell], always=False)
+    return table
+
+
+def resumed_options(recipe: Recipe, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What a study was begun with, and over it what may change: the selection of cells, and where they run."""
+    if not (folder / OPTIONS).is_file():
+        if folder.is_dir() and any(not path.name.startswith(f".{OPTIONS}.") for path in folder.iterdir()):
+            raise UserError(f"{folder} holds no study to resume ({OPTIONS} is missing)")
+        return dict(given)
+    stored = yaml.safe_load((folder / OPTIONS).read_text())
+    if stored.get("study") != recipe.name:
+        raise UserError(f"{folder} holds the study {stored.get('study')}; allowed: another --out")
+    settings = stored["settings"]
+    other = [key for key in given if key not in {*Selection.model_fields, *MAY_CHANGE}]
+    changed = [key for key in other if key not in settings or settings[key] != given[key]]
+    if changed:
+        was = f"with {changed[0]}={settings[changed[0]]}" if changed[0] in settings else f"without {changed[0]}"
+        raise UserError(f"{folder} was begun {was}; allowed: the same settings, another --out, --force to replace")
+    return {**{key: stored[key] for key in Selection.model_fields}, **settings, **given}
+
+
+def begin(plan: Plan, folder: Path, force: bool) -> None:
+    """Store what is going to run; with ``force`` the runs of a study that is there are deleted first."""
+    if force:
+        for config in folder.glob(f"*/*/seed-*/{CONFIG}"):
+            clear(config.parent)
+            for emptied in list(config.parents)[:3]:
+                if not any(emptied.iterdir()):
+                    emptied.rmdir()
+        for name in (RESULTS, TABLE, picture_of(plan)):
+            (folder / name).unlink(missing_ok=True)
+    with whole_file(folder / OPTIONS) as temporary:
+        temporary.write_text(yaml.safe_dump(plan.options(), sort_keys=False))
+
+
+def run_cells(
+    plan: Plan, folder: Path, data_dir: Path | None, resume: bool, console: Console, stop: Callable[[], bool]
+) -> Outcome | None:
+    """Run every cell, or take it as it is where it is finished; None if it was stopped.
+
+    A cell that fails does not keep the others from running. Tables are written after each.
+    """
+    outcome, clock = Outcome(plan, folder), _Clock(plan)
+    for number, cell in enumerate(plan.cells, start=1):
+        if stop():
+            return None
+        path = folder / cell.folder
+        kept = resume and (path / SUMMARY).is_file()
+        console.print(f"cell {number} of {len(plan.cells)}: {cell.title}{clock.left(number)}", highlight=False)
+        begun = time.monotonic()
+        try:
+            with RunProgress(console, cell.row, cell.config.experiment.rounds) as progress:
+                summary = Run(cell.config, path, data_dir, progress, stop).execute(resume=resume)
+        except UserError as error:
+            known = str(error) in outcome.failures.values()
+            outcome.fail(cell, str(error))
+            console.print(f"failed: {'as before' if known else error}", highlight=False, markup=False, soft_wrap=True)
+        else:
+            if summary is None:
+                return None
+            outcome.add(cell, summary)
+            if not kept:
+                clock.add(cell, time.monotonic() - begun)
+        write_tables(outcome)
+    return outcome
+
+
+def picture_of(plan: Plan) -> str:
+    return f"{stem(plan.recipe.name)}.png"
+
+
+class _Clock:
+    """How long the rest may take: as long as cells of the same row, or of any row, took so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.cells = plan.cells
+        self.seconds: dict[str, list[float]] = {}
+
+    def add(self, cell: Cell, seconds: float) -> None:
+        self.seconds.setdefault(cell.row, []).append(seconds)
+
+    def left(self, number: int) -> str:
+        every = [seconds for one in self.seconds.values() for seconds in one]
+        if not every:
+            return ""
+        total = sum(mean(self.seconds.get(cell.row, every)) for cell in self.cells[number - 1 :])
+        return f"; about {_in_words(total)} left"
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _key(problem: Mapping[str, Any]) -> str:

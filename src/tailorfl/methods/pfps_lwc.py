@@ -1,0 +1,138 @@
+"""PFPS-LWC: a shared body that first recalls what the client knew, and a light personal classifier."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from tailorfl.cohort import Batch, Client, Cohort, Objective
+from tailorfl.errors import UserError
+from tailorfl.exchange.messages import Message
+from tailorfl.methods.fedper import FedPer
+from tailorfl.models.network import Network, Values
+
+BODY = "body/"  # prefix of the body of a client's last participation, in its memory
+
+
+@dataclass(frozen=True)
+class Recall:
+    """L_sim: one minus the cosine of the body's features and those of the body in ``client.own`` (eq. 3)."""
+
+    layers: int = 1
+
+    def __call__(self, client: Client, batch: Batch) -> Tensor:
+        known = {**client.values, **client.own}
+        target = client.network.features(known, batch.inputs, batch.valid, train=False, head=self.layers).detach()
+        found = client.features(batch, head=self.layers)
+        return batch.mean(1 - functional.cosine_similarity(found.flatten(1), target.flatten(1)))
+
+
+@dataclass(frozen=True)
+class Light:
+    """L_local: the task's loss plus lam times the L2 norm of the classifier, not its square (eqs. 7 and 9)."""
+
+    loss: Objective
+    lam: float
+    classifier: tuple[str, ...]
+
+    def __call__(self, client: Client, batch: Batch) -> Tensor:
+        classifier = torch.cat([client.values[name].flatten() for name in self.classifier])
+        # At zero, where the norm has no gradient, torch's is zero.
+        return self.loss(client, batch) + self.lam * torch.linalg.vector_norm(classifier)
+
+
+class PFPSLWC(FedPer):
+    """Recall, then train, with a light classifier (Liu et al., 2025).
+
+    A client that takes part again first recalls: it trains the received body so that its features on the client's data
+    point where those of its last body did. Then body and head train together, the head's L2 norm being penalized. The
+    body is sent, and kept for the next recall; the head stays. With ``recall_epochs=0`` and ``lam=0`` it is FedPer.
+    """
+
+    name: ClassVar[str] = "pfps-lwc"
+    paper: ClassVar[str] = "Liu et al. 2025"
+
+    recall_epochs: int = Field(1, ge=0, description="passes over a client's data to recall its last body; 0: none")
+    recall_lr: float | None = Field(None, gt=0, description="learning rate of the recall; default: that of the round")
+    recall_layers: int = Field(1, ge=1, description="features compared: what the last layers, so many, are given")
+    lam: float = Field(0.02, ge=0, description="weight of the L2 norm of the head; 0: none")
+    forgetting: bool = Field(
+        False, description="when evaluating, test clients after recall and with their last body too"
+    )
+
+    def memory(self, network: Network) -> Values:
+        if not self.recall_epochs and not self.forgetting:
+            return {}
+        self._check(network)
+        initial = network.initial()
+        body = {BODY + name: initial[name] for name in self.shared(network)}
+        return {"last_round": torch.tensor(0), **body}
+
+    def train(self, clients: Cohort, received: Message) -> Values:
+        clients.load(received.tensors)
+        self.recall(clients)
+        self._fit(clients)
+        self._remember(clients)
+        return clients.take(received.tensors)
+
+    def recall(self, clients: Cohort) -> None:
+        """Local knowledge recall: train the body towards the features of the last one; not the first time."""
+        again = clients.memory["last_round"].nonzero().flatten().tolist() if self.recall_epochs else []
+        if not again:
+            return
+        part = clients.of(again)
+        part.fit(
+            Recall(self.recall_layers),
+            train=[name for name in self.shared(part.network) if name in part.network.parameters],
+            epochs=self.recall_epochs,
+            lr=self.recall_lr,
+            own=self._last_body(part),
+            purpose="recall",
+        )
+        for name in self.shared(part.network):
+            clients.values[name][again] = part.values[name]
+
+    def finetune(self, clients: Cohort, epochs: int) -> None:
+        self._fit(clients, epochs=epochs, lr=self.lr, purpose="finetune")
+
+    def measures(self, clients: Cohort) -> Mapping[str, Tensor]:
+        """Forgetting: how a client is served by the body it just received, after recall, and by its last body."""
+        if not self.forgetting:
+            return {}
+        last = clients.memory["last_round"]
+        recalled = replace(clients, values={name: tensor.clone() for name, tensor in clients.values.items()}, losses={})
+        self.recall(recalled)
+        kept = replace(clients, values={**clients.values, **self._last_body(clients)}, losses={})
+        known = {"received": clients, "recalled": recalled, "kept": kept}
+        away = torch.where(last > 0, clients.round - last, -1)  # -1: never took part
+        return {"rounds_away": away, **{f"{name}_accuracy": _accuracy(model) for name, model in known.items()}}
+
+    def _fit(self, clients: Cohort, **how: Any) -> None:
+        layers = clients.network.layers[-max(1, self.personal_layers) :]
+        classifier = tuple(name for layer in layers for name in layer.parameters)
+        clients.fit(Light(clients.loss, self.lam, classifier) if self.lam else None, **how)
+
+    def _remember(self, clients: Cohort) -> None:
+        if "last_round" in clients.memory:
+            clients.memory["last_round"] = torch.full_like(clients.memory["last_round"], clients.round)
+            for name in self.shared(clients.network):
+                clients.memory[BODY + name] = clients.values[name].clone()
+
+    def _last_body(self, clients: Cohort) -> Values:
+        return {name: clients.memory[BODY + name] for name in self.shared(clients.network)}
+
+    def _check(self, network: Network) -> None:
+        if self.recall_layers >= len(network.layers):
+            raise UserError(
+                f"recall_layers={self.recall_layers}: {network.name} has {len(network.layers)} layers; "
+                f"allowed: 1 to {len(network.layers) - 1}"
+            )
+
+
+def _accuracy(clients: Cohort) -> Tensor:
+    scores = clients.evaluate("test")
+    return scores.correct / scores.samples.clamp(min=1)

@@ -1,0 +1,388 @@
+"""Recipes: a table or figure that consists of training runs, written down in YAML beside its published figures."""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tailorfl.errors import UserError
+from tailorfl.methods import Method, find_method
+from tailorfl.study.config import Config, Experiment, configure, in_words, unknown_key
+
+PACKAGED = Path(__file__).parent / "recipes"
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
+ACCURACY = "personalized_accuracy"
+
+Settings = dict[str, Any]
+Point = tuple[str, str]  # row and column
+Names = tuple[str, ...]
+
+
+def _listed(value: Any) -> Any:
+    """A single name as a list of one; names that YAML takes for numbers as they are written."""
+    if value is None:
+        return value
+    return tuple(str(one) for one in (value if isinstance(value, list | tuple) else [value]))
+
+
+class Row(BaseModel):
+    """A line of a table: a method and what is set for it, in a flat list."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    method: str
+    measure: str | None = None  # the key of the summary; that of the recipe by default
+    published: str | None = None  # the row whose published figures stand beside it; its own by default
+
+    @property
+    def settings(self) -> Settings:
+        return dict(self.model_extra or {})
+
+
+class Claim(BaseModel):
+    """What a paper says of its figures, for a machine to check: one row (or column) above or level with others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = ""
+    row: str | None = None
+    column: str | None = None
+    above: Names | None = None
+    level: Names | None = None
+    by: float = 0.0  # above: by more than this
+    within: float = Field(1.0, ge=0)  # level: by this at most, up or down
+    rows: Names | None = None  # of a claim on columns; all by default
+    columns: Names | None = None  # of a claim on rows; all by default
+    round: int | None = Field(None, ge=1)  # curves: after this round; the last by default
+
+    _listed = field_validator("above", "level", "rows", "columns", mode="before")(_listed)
+    _named = field_validator("row", "column", mode="before")(lambda name: None if name is None else str(name))
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "Claim":
+        if (self.row is None) == (self.column is None):
+            raise ValueError("allowed: row or column, one of them")
+        if (self.above is None) == (self.level is None):
+            raise ValueError("allowed: above or level, one of them")
+        if (self.rows if self.row is not None else self.columns) is not None:
+            raise ValueError("allowed: columns beside row, rows beside column")
+        return self
+
+    def comparisons(self, recipe: "Recipe") -> list[tuple[Point, Point]]:
+        """The pairs of figures that the claim is about, the one that it praises first."""
+        others = self.above or self.level or ()
+        if self.row is not None:
+            others = tuple(row for row in recipe.rows if row != self.row) if others == ("others",) else others
+            return [((self.row, at), (other, at)) for at in self.columns or tuple(recipe.columns) for other in others]
+        assert self.column is not None
+        others = tuple(name for name in recipe.columns if name != self.column) if others == ("others",) else others
+        return [((at, self.column), (at, other)) for at in self.rows or tuple(recipe.rows) for other in others]
+
+    def holds(self, difference: float) -> bool:
+        return difference > self.by if self.above is not None else abs(difference) <= self.within
+
+    def sentence(self, recipe: "Recipe") -> str:
+        """The claim in words, as it is printed."""
+        if self.text:
+            return self.text
+        if self.above is not None:
+            what = f"above {', '.join(self.above)}" + (f" by more than {self.by:g}" if self.by else "")
+        else:
+            what = f"level with {', '.join(self.level or ())} within {self.within:g}"
+        where = self.columns if self.row is not None else self.rows
+        places = ", ".join(where) if where else f"every {'column' if self.row is not None else 'row'}"
+        when = f" after round {self.round}" if self.round else ""
+        return f"{self.row or recipe.place(self.column or '')} {what} in {places}{when}"
+
+
+class Recipe(BaseModel):
+    """How one table or figure is measured: rows of methods, columns of settings, a run for each and each seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    kind: Literal["table", "curves", "sweep", "measures"] = "table"
+    measure: str = ACCURACY
+    settings: Settings = {}
+    over: str | None = None  # sweep: the key whose values are the columns
+    against: str | None = None  # measures: what of a client is on the axis
+    lines: tuple[str, ...] = ()  # measures: what of a client is drawn, its mean over clients
+    columns: dict[str, Settings] = Field(min_length=1)
+    rows: dict[str, Row] = Field(min_length=1)
+    cells: dict[str, dict[str, Settings]] = {}  # row, column: what is set for this one alone
+    seeds: tuple[int, ...] = (0, 1, 2)
+    claims: tuple[Claim, ...] = ()
+    open: tuple[str, ...] = ()  # what the paper does not say
+    published: dict[Point, float | None] = {}  # None: the paper has the cell and prints no figure
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, given: Any) -> Any:
+        """A sweep lists values instead of columns; a row is called like its method unless it says otherwise."""
+        if not isinstance(given, dict):
+            raise ValueError("allowed: title, kind, settings, columns, rows, ...")
+        made = dict(given)
+        if "values" in made or "over" in made or made.get("kind") == "sweep":
+            values = made.pop("values", None)
+            if made.get("kind") != "sweep" or not made.get("over") or not isinstance(values, list) or "columns" in made:
+                raise ValueError("allowed: kind: sweep with over: KEY and values: [...], or another kind with columns")
+            made["columns"] = {str(value): {made["over"]: value} for value in values}
+        if isinstance(made.get("columns"), dict):
+            made["columns"] = {str(name): column or {} for name, column in made["columns"].items()}
+        if isinstance(made.get("rows"), dict):
+            rows = {str(name): row or {} for name, row in made["rows"].items()}
+            made["rows"] = {n: {"method": n, **row} if isinstance(row, dict) else row for n, row in rows.items()}
+        return made
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Recipe":
+        wrong = [name for name in (*self.rows, *self.columns) if not SAFE.fullmatch(name)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no name for a row or column; allowed: letters, digits and . _ + -")
+        _checked_seeds(list(self.seeds))
+        points = [point for claim in self.claims for pair in claim.comparisons(self) for point in pair]
+        points += [(row, column) for row, columns in self.cells.items() for column in columns]
+        points += list(self.published)
+        unknown = [row for row, _ in points if row not in self.rows]
+        unknown += [column for _, column in points if column not in self.columns]
+        unknown += [row.published for row in self.rows.values() if row.published and row.published not in self.rows]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is neither a row nor a column")
+        if len({in_percent(self.measure_of(row)) for row in self.rows}) > 1:
+            raise ValueError("measure: rows of one table are all accuracies, or none is")
+        if (self.kind == "measures") != bool(self.against and self.lines):
+            raise ValueError("allowed: kind: measures with against: MEASURE and lines: [MEASURE, ...], or another kind")
+        if self.kind != "curves" and any(claim.round for claim in self.claims):
+            raise ValueError("claims: a round can be named only with kind: curves")
+        return self
+
+    def measure_of(self, row: str) -> str:
+        return self.rows[row].measure or self.measure
+
+    def place(self, column: str) -> str:
+        """What a column is called outside of the table's head."""
+        return f"{self.over}={column}" if self.over else column
+
+    def published_for(self, row: str, column: str) -> float | None:
+        """The figure that the paper prints for a cell, if it does."""
+        return self.published.get((self.rows[row].published or row, column))
+
+    @property
+    def percent(self) -> bool:
+        return in_percent(self.measure_of(next(iter(self.rows))))
+
+
+def in_percent(measure: str) -> bool:
+    """Accuracies are fractions in a summary and per cent in a table."""
+    return measure.endswith(("accuracy", "accuracy_std"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a recipe."""
+
+    row: str
+    column: str
+    seed: int
+    config: Config
+    given: Settings  # what the recipe and the command set; all else has its default
+    title: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.column, self.row, f"seed-{self.seed}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The part of a recipe that is to be measured, with what the command changes."""
+
+    recipe: Recipe
+    columns: Names
+    rows: Names
+    seeds: tuple[int, ...]
+    changes: Settings
+    cells: tuple[Cell, ...]
+
+    def options(self) -> dict[str, Any]:
+        """As it is stored beside the results, and given to ``plan`` again."""
+        chosen = {"column": list(self.columns), "methods": list(self.rows), "seeds": list(self.seeds)}
+        return {"study": self.recipe.name, **chosen, "settings": self.changes}
+
+
+class Selection(BaseModel):
+    """What a command may say of a recipe, beside the keys of experiments and methods."""
+
+    column: str | None = Field(None, description="columns, for example A,B; all by default")
+    methods: str | None = Field(None, description="rows, for example fedavg,fedper; all by default")
+    seeds: str | None = Field(None, description="a number of seeds, or a list such as [3,4]; the recipe's by default")
+
+
+def plan(recipe: Recipe, options: Mapping[str, Any]) -> Plan:
+    """The cells of a recipe, checked: a key that only some of the methods have goes to those."""
+    columns = _chosen("column", options.get("column"), recipe.columns)
+    rows = _chosen("methods", options.get("methods"), recipe.rows)
+    given = options.get("seeds")
+    seeds = recipe.seeds if given is None else _checked_seeds(given)
+    changes = {key: value for key, value in options.items() if key not in Selection.model_fields}
+    kinds = {row: find_method(recipe.rows[row].method) for row in rows}
+    _check_changes(recipe, changes, kinds)
+    cells = [_cell(recipe, row, column, seed, kinds, changes) for seed, column, row in _orders(seeds, columns, rows)]
+    return Plan(recipe, columns, rows, seeds, changes, tuple(cells))
+
+
+def _orders(seeds: Sequence[int], columns: Names, rows: Names) -> Iterator[tuple[int, str, str]]:
+    """Seed by seed: a study that is stopped half-way then has a whole table of fewer seeds."""
+    return ((seed, column, row) for seed in seeds for column in columns for row in rows)
+
+
+def _cell(
+    recipe: Recipe, row: str, column: str, seed: int, kinds: Mapping[str, type[Method]], changes: Settings
+) -> Cell:
+    kind, others = kinds[row], _fields_of_methods(recipe)
+
+    def reaches(key: str, elsewhere: set[str]) -> bool:
+        # What nobody has goes on to `configure`, which refuses it.
+        return key in Experiment.model_fields or key in kind.model_fields or key not in elsewhere
+
+    common = {**recipe.settings, **recipe.columns[column]}
+    common = {key: value for key, value in common.items() if reaches(key, others)}
+    own = {**recipe.rows[row].settings, **recipe.cells.get(row, {}).get(column, {})}
+    chosen = {key for one in kinds.values() for key in one.model_fields}
+    changed = {key: value for key, value in changes.items() if reaches(key, chosen)}
+    given = {**common, **own, **changed}
+    try:
+        config = configure(recipe.rows[row].method, {**given, "seed": seed})
+        return Cell(row, column, seed, config, given, f"{recipe.place(column)}, {row}, seed {seed}")
+    except UserError as error:
+        raise UserError(f"{recipe.name}, {column}, {row}: {error}") from error
+
+
+def _check_changes(recipe: Recipe, changes: Settings, kinds: Mapping[str, type[Method]]) -> None:
+    instead = {"seed": "seeds=[...]", "method": "methods=ROW,ROW", recipe.over: "column=VALUE,VALUE"}
+    for key in changes:
+        if key in instead:
+            raise UserError(f"{key}={changes[key]}: cells of {recipe.name} differ in it; allowed: {instead[key]}")
+    known = [*Experiment.model_fields, *dict.fromkeys(key for kind in kinds.values() for key in kind.model_fields)]
+    allowed = [*Selection.model_fields, *known]
+    see = f"tailor reproduce {recipe.name} --options"
+    problems = [unknown_key(key, recipe.name, allowed, see) for key in changes if key not in known]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _fields_of_methods(recipe: Recipe) -> set[str]:
+    """The keys of all methods in the recipe, chosen or not; one that is not installed has none here."""
+    found: set[str] = set()
+    for row in recipe.rows.values():
+        try:
+            found |= set(find_method(row.method).model_fields)
+        except UserError:
+            continue
+    return found
+
+
+def _chosen(key: str, value: Any, known: Mapping[str, Any]) -> Names:
+    """Names of rows or columns, in the order of the recipe."""
+    if value is None:
+        return tuple(known)
+    names = [str(name).strip() for name in value] if isinstance(value, list) else str(value).split(",")
+    names = [name.strip() for name in names if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UserError(f"{key}={','.join(unknown)}: not in the study; allowed: {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def _checked_seeds(value: Any) -> tuple[int, ...]:
+    listed = value if isinstance(value, list) else None
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        listed = list(range(value))
+    if not listed or any(type(one) is not int or one < 0 for one in listed) or len(set(listed)) < len(listed):
+        raise UserError(f"seeds={value}: allowed: how many, or a list of different numbers from 0 on, such as [0,1]")
+    return tuple(listed)
+
+
+# Files.
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """The recipes that come with the package, by name."""
+    return {recipe.name: recipe for file in sorted(PACKAGED.glob("*.yaml")) for recipe in read_file(file)}
+
+
+def is_file(name: str) -> bool:
+    """Whether a study is named by a file: ``mine.yaml``, or ``mine.yaml#name``."""
+    return name.partition("#")[0].endswith((".yaml", ".yml"))
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by its name, or from a file of the user's own."""
+    if not is_file(name):
+        return recipes()[name]
+    path, _, entry = name.partition("#")
+    found = {recipe.name.partition("/")[2]: recipe for recipe in read_file(Path(path))}
+    if entry and entry not in found:
+        raise UserError(f"{path} has no study {entry!r}; allowed: {', '.join(found)}")
+    if not entry and len(found) > 1:
+        raise UserError(f"{path} has several studies; allowed: {', '.join(f'{path}#{one}' for one in found)}")
+    return found[entry] if entry else next(iter(found.values()))
+
+
+def read_file(file: Path) -> list[Recipe]:
+    """All recipes of a file, with the published figures in the CSV file of the same name beside it, if there is one."""
+    try:
+        read = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise UserError(f"recipe {file} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {file} is not YAML: {' '.join(str(error).split())}") from error
+    studies = read.get("studies") if isinstance(read, dict) else None
+    if not isinstance(studies, dict) or not studies:
+        raise UserError(f"recipe {file} has no studies; allowed: a line 'studies:' and below it a name for each")
+    wrong = [str(key) for key in read if key not in ("paper", "studies")]
+    wrong += [str(name) for name in studies if not SAFE.fullmatch(str(name))]
+    if wrong:
+        raise UserError(f"recipe {file}: {wrong[0]!r} does not belong there; allowed: paper, and names below studies")
+    published = _read_published(file.with_suffix(".csv"))
+    unknown = sorted(set(published) - set(map(str, studies)))
+    if unknown:
+        allowed = ", ".join(map(str, studies))
+        raise UserError(f"{file.with_suffix('.csv')}: unknown study {unknown[0]!r}; allowed: {allowed}")
+    return [_read_study(file, str(name), study, published.get(str(name), {})) for name, study in studies.items()]
+
+
+def _read_study(file: Path, name: str, study: Any, published: dict[Point, float | None]) -> Recipe:
+    try:
+        given = {**study, "name": f"{file.stem}/{name}", "published": published} if isinstance(study, dict) else study
+        return Recipe.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        said = f"{place}: {in_words(problem['msg'])}" if place else in_words(problem["msg"])
+    except UserError as error:
+        said = str(error)
+    raise UserError(f"recipe {file}, {name}: {said}")
+
+
+def _read_published(file: Path) -> dict[str, dict[Point, float | None]]:
+    """Study, then row and column, to the figure; an empty value means that the paper prints none for this cell."""
+    if not file.is_file():
+        return {}
+    found: dict[str, dict[Point, float | None]] = {}
+    with file.open(newline="") as opened:
+        for line in csv.DictReader(opened):
+            try:
+                value = float(line["value"]) if line["value"] else None
+                found.setdefault(line["study"], {})[line["row"], line["column"]] = value
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{file}: {line} is no figure; allowed: study,row,column,value") from error
+    return found
