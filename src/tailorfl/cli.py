@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -136,11 +137,7 @@ def compare(
     table = write_table(summaries, folder)
     out.print(summary_table(summaries))
     out.print(f"results: {table}", highlight=False, soft_wrap=True)
-    try:
-        draw_curves(folders, folder / PLOT)
-        out.print(f"picture: {folder / PLOT}", highlight=False, soft_wrap=True)
-    except UserError as missing:
-        err.print(f"no picture: {missing}", highlight=False, markup=False)
+    _draw(lambda path: draw_curves(folders, path), folder / PLOT)
 
 
 @app.command()
@@ -200,12 +197,8 @@ def reproduce(
     for table in study.tables(rows, checked):
         out.print(table)
     out.print(f"results: {written}", highlight=False, soft_wrap=True)
-    if study.picture:
-        try:
-            study.picture(rows, checked, written.with_suffix(".png"))
-            out.print(f"picture: {written.with_suffix('.png')}", highlight=False, soft_wrap=True)
-        except UserError as missing:
-            err.print(f"no picture: {missing}", highlight=False, markup=False)
+    if picture := study.picture:
+        _draw(lambda path: picture(rows, checked, path), written.with_suffix(".png"))
 
 
 def _reproduce_recipe(
@@ -254,11 +247,7 @@ def _reproduce_recipe(
         out.print(line, highlight=False, markup=False)
     out.print(f"results: {folder / TABLE}, {folder / RESULTS}", highlight=False, soft_wrap=True)
     if recipe.kind != "table" and outcome.summaries:
-        try:
-            draw(outcome, folder / studies.picture_of(planned))
-            out.print(f"picture: {folder / studies.picture_of(planned)}", highlight=False, soft_wrap=True)
-        except UserError as missing:
-            err.print(f"no picture: {missing}", highlight=False, markup=False)
+        _draw(lambda path: draw(outcome, path), folder / studies.picture_of(planned))
     for line in outcome.notes:
         err.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
     for line in outcome.failed():
@@ -386,6 +375,15 @@ def _run(
     shown = Console(stderr=True, quiet=True) if quiet else err
     with RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
         return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
+
+
+def _draw(draw: Callable[[Path], None], path: Path) -> None:
+    """Draw a picture where the extra for it is installed."""
+    try:
+        draw(path)
+        out.print(f"picture: {path}", highlight=False, soft_wrap=True)
+    except UserError as missing:
+        err.print(f"no picture: {missing}", highlight=False, markup=False)
 
 
 def _stopped(how: str) -> NoReturn:

@@ -325,12 +325,11 @@ class PPFE(Method):
         """Weigh the model of this stage as if it ended here."""
         if self.head_epochs and self.evaluate != "received":
             self._tune(clients)
-        stage = _stage(clients)
-        clients.memory["beta"][:, stage.number - 1] = self._beta(clients)
+        self._weigh(clients, clients.outputs())
 
     def finetune(self, clients: Cohort, epochs: int) -> None:
         clients.fit(epochs=epochs, lr=self.lr, weights=self._weights(clients), purpose="finetune")
-        clients.memory["beta"][:, _stage(clients).number - 1] = self._beta(clients)
+        self._weigh(clients, clients.outputs())
 
     def predict(self, clients: Cohort, batch: Batch) -> Tensor:
         number = _stage(clients).number
@@ -405,14 +404,15 @@ class PPFE(Method):
         if self.head_epochs:
             self._tune(model)
             self._keep(model)
-        clients.memory["beta"][:, number - 1] = self._beta(model)
+        outputs = model.outputs()
+        self._weigh(model, outputs)
         real = clients.samples("train").real
         weights = self._weights(model)
         before = real.to(clients.memory["beta"]) if weights is None else weights
         clients.memory["weights"] = before
         if self.reweight:
-            outputs = [self._model(clients, earlier).outputs() for earlier in range(1, number)] + [model.outputs()]
-            losses = self._losses(clients, self._combined(clients, outputs) if number > 1 else outputs[0])
+            members = [*(self._model(clients, earlier).outputs() for earlier in range(1, number)), outputs]
+            losses = self._losses(clients, self._combined(clients, members) if number > 1 else outputs)
             beta = clients.memory["beta"][:, number - 1].double()
             grown = reweighted(before.double(), losses, beta, real, self.weight_cap)
             clients.memory["weights"] = grown.to(before)
@@ -468,13 +468,13 @@ class PPFE(Method):
             return None
         return _of_length(clients.memory["weights"], clients.samples("train").rows.shape[1])
 
-    def _beta(self, clients: Cohort) -> Tensor:
-        """How much the model of a stage counts, by its loss on the samples as they are weighed in that stage."""
+    def _weigh(self, clients: Cohort, outputs: Tensor) -> None:
+        """Set beta of the model of a stage, by its loss on the samples as they are weighed in that stage."""
         real = clients.samples("train").real
         weights = self._weights(clients)
         weights = real.double() if weights is None else weights.double()
-        found = coefficient(self._losses(clients, clients.outputs()), weights, real)
-        return found.to(clients.memory["beta"])
+        found = coefficient(self._losses(clients, outputs), weights, real)
+        clients.memory["beta"][:, _stage(clients).number - 1] = found.to(clients.memory["beta"])
 
     def _losses(self, clients: Cohort, outputs: Tensor) -> Tensor:
         """Of each training sample, [clients, samples], float64."""

@@ -116,13 +116,18 @@ def read_config(file: Path) -> Config:
     return configure(str(settings["method"]), settings)
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path, what: str) -> Any:
+    """What a YAML file holds; ``what`` it is, for the line that refuses one."""
     try:
-        found = yaml.safe_load(file.read_text())
+        return yaml.safe_load(file.read_text())
     except OSError as error:
-        raise UserError(f"configuration {file} cannot be read: {error.strerror}") from error
+        raise UserError(f"{what} {file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"configuration {file} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{what} {file} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    found = read_yaml(file, "configuration")
     if not isinstance(found, dict):
         raise UserError(f"configuration {file} holds no settings; allowed: lines of 'key: value'")
     return {str(key): value for key, value in found.items()}

@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tailorfl.errors import UserError
 from tailorfl.methods import Method, find_method
-from tailorfl.study.config import Config, Experiment, configure, in_words, unknown_key
+from tailorfl.study.config import Config, Experiment, configure, in_words, read_yaml, unknown_key
 
 PACKAGED = Path(__file__).parent / "recipes"
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
@@ -339,12 +338,7 @@ def find_recipe(name: str) -> Recipe:
 
 def read_file(file: Path) -> list[Recipe]:
     """All recipes of a file, with the published figures in the CSV file of the same name beside it, if there is one."""
-    try:
-        read = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise UserError(f"recipe {file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {file} is not YAML: {' '.join(str(error).split())}") from error
+    read = read_yaml(file, "recipe")
     studies = read.get("studies") if isinstance(read, dict) else None
     if not isinstance(studies, dict) or not studies:
         raise UserError(f"recipe {file} has no studies; allowed: a line 'studies:' and below it a name for each")
