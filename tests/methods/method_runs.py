@@ -1,5 +1,6 @@
 """Small federations for the tests of methods."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ import torch
 from tailorfl.federation.rounds import Round
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built, build
-from tailorfl.study.config import configure
+from tailorfl.study.config import Config, configure
+from tailorfl.study.run import Run
 
 torch.set_num_threads(1)
 
@@ -53,3 +55,17 @@ def differences(one: Values, other: Values) -> list[str]:
     """The names under which two runs differ, bit by bit."""
     names = dict.fromkeys([*one, *other])
     return [n for n in names if n not in one or n not in other or not torch.equal(one[n], other[n])]
+
+
+def whole_and_resumed(config: Config, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Summaries of a run in ``whole``, and of one in ``parted`` that was stopped after two rounds and resumed."""
+    whole, parted = Run(config, folder / "whole"), Run(config, folder / "parted")
+    seen: list[int] = []
+    parted.watch = lambda line: seen.append(line["round"])
+    parted.stop = lambda: len(seen) == 2
+    summary = whole.execute()
+    assert parted.execute() is None
+    resumed = Run(config, folder / "parted").execute(resume=True)
+    assert summary is not None
+    assert resumed is not None
+    return summary, resumed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_runs import IMAGES, SMALL, differences, federation, run, state
+from method_runs import IMAGES, SMALL, differences, federation, run, state, whole_and_resumed
 
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message
@@ -18,7 +18,6 @@ from tailorfl.methods import methods
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built
 from tailorfl.study.config import Experiment, configure
-from tailorfl.study.run import Run
 
 # One gradient step a round takes more rounds, at a higher rate.
 SLOW_LEARNERS = {"fedsgd": {"rounds": 30, "lr": 0.2}}
@@ -122,15 +121,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(
     method: str, settings: dict, tmp_path: Path
 ) -> None:
     config = configure(method, {**SMALL, "rounds": 4, "checkpoint_every": 100, **settings})
-    whole, parted = Run(config, tmp_path / "whole"), Run(config, tmp_path / "parted")
-    seen: list[int] = []
-    parted.watch = lambda line: seen.append(line["round"])
-    parted.stop = lambda: len(seen) == 2
-    summary = whole.execute()
-    assert parted.execute() is None
-    resumed = Run(config, tmp_path / "parted").execute(resume=True)
-    assert summary is not None
-    assert resumed is not None
+    summary, resumed = whole_and_resumed(config, tmp_path)
     unlike = {key for key in summary if summary[key] != resumed[key]}
     assert unlike <= {"seconds_training", "seconds_evaluation"}
     assert not differences(last_state(tmp_path / "whole"), last_state(tmp_path / "parted"))

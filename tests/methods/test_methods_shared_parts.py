@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_runs import IMAGES, SMALL, differences, federation, run, state
+from method_runs import IMAGES, SMALL, differences, federation, run, state, whole_and_resumed
 from torch import Tensor, nn
 
 from tailorfl.errors import UserError
@@ -18,7 +18,6 @@ from tailorfl.federation.evaluation import ClientScores
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built
 from tailorfl.study.config import configure
-from tailorfl.study.run import Run
 
 # One full-batch step of plain SGD a client, in double precision: what can be written out by hand.
 ONE_STEP: dict[str, Any] = {"precision": "float64", "batch_size": 0, "momentum": 0.0, "rounds": 1, "lr": 0.3}
@@ -430,15 +429,7 @@ def test_lg_fedavg_goes_on_where_it_was_stopped_before_at_and_after_the_end_of_f
 ) -> None:
     settings = {**SMALL, "rounds": 5, "fedavg_rounds": rounds_of_fedavg, "clients_per_round": 3, "new_clients": 1}
     config = configure("lg-fedavg", {**settings, "server_optimizer": "sgd", "server_momentum": 0.5})
-    whole, parted = Run(config, tmp_path / "whole"), Run(config, tmp_path / "parted")
-    seen: list[int] = []
-    parted.watch = lambda line: seen.append(line["round"])
-    parted.stop = lambda: len(seen) == 2
-    summary = whole.execute()
-    assert parted.execute() is None
-    resumed = Run(config, tmp_path / "parted").execute(resume=True)
-    assert summary is not None
-    assert resumed is not None
+    summary, resumed = whole_and_resumed(config, tmp_path)
     assert {key for key in summary if summary[key] != resumed[key]} <= {"seconds_training", "seconds_evaluation"}
     one, other = (newest_checkpoint(tmp_path / name / "checkpoints", CPU) for name in ("whole", "parted"))
     assert one is not None
