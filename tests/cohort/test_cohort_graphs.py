@@ -79,3 +79,13 @@ def test_a_network_that_cannot_be_captured_still_trains():
     cpu.fit()
     gpu.fit()
     assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
+
+
+@needs_gpu
+def test_a_width_that_is_captured_after_a_run_that_filled_its_room():
+    cpu = make_cohort([23, 23, 23, 12, 1], "mlp", "one-by-one", batch_size=4)
+    gpu = on_gpu(make_cohort([23, 23, 23, 12, 1], "mlp", "stacked", batch_size=4))
+    gpu.of([0, 1, 2]).fit()
+    part, expected = gpu.of([2, 3, 4]), cpu.of([2, 3, 4])
+    assert torch.allclose(part.fit().cpu(), expected.fit(), atol=1e-9)
+    assert close(expected.values, {name: tensor.cpu() for name, tensor in part.values.items()}, 1e-9)

@@ -72,8 +72,8 @@ class _Program:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
+                self.static.done.zero_()  # a run before this one has left it at its last step
                 self.static.step(width, self.gradients)
-                self.static.done.zero_()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
