@@ -327,7 +327,7 @@ def _rounds(outcome: Outcome, column: str) -> dict[str, Line]:
 
 
 def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
-    """Means over the clients that a method measured, all evaluations together; those at -1 have nothing to show."""
+    """Means over the clients that a method measured, evaluations together; those at -1 have nothing to show."""
     recipe = outcome.plan.recipe
     found: dict[str, Line] = {}
     for row, at, seed in outcome.summaries:
@@ -335,14 +335,17 @@ def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
         if at != column or not measured.is_file():
             continue
         with measured.open(newline="") as file:
-            rows = [one for one in csv.DictReader(file) if float(one[recipe.against or ""]) >= 0]
+            every = list(csv.DictReader(file))
+        first = recipe.since * max((int(one["round"]) for one in every), default=0)
+        rows = [one for one in every if int(one["round"]) > first and float(one[recipe.against or ""]) >= 0]
         for line in recipe.lines:
             groups: Line = {}
             for one in rows:
                 groups.setdefault(float(one[recipe.against or ""]), []).append(float(one[line]))
             name = line.replace("_", " ") if len(outcome.plan.rows) == 1 else f"{row}, {line.replace('_', ' ')}"
             for place, values in groups.items():
-                found.setdefault(name, {}).setdefault(place, []).append(_unit(recipe) * mean(values))
+                if len(values) >= recipe.least:
+                    found.setdefault(name, {}).setdefault(place, []).append(_unit(recipe) * mean(values))
     return found
 
 

@@ -113,6 +113,8 @@ class Recipe(BaseModel):
     over: str | None = None  # sweep: the key whose values are the columns
     against: str | None = None  # measures: what of a client is on the axis
     lines: tuple[str, ...] = ()  # measures: what of a client is drawn, its mean over clients
+    since: float = Field(0.0, ge=0, lt=1)  # measures: evaluations after this share of the rounds count
+    least: int = Field(1, ge=1)  # measures: of so many clients at least, in each seed, a point is made
     columns: dict[str, Settings] = Field(min_length=1)
     rows: dict[str, Row] = Field(min_length=1)
     cells: dict[str, dict[str, Settings]] = {}  # row, column: what is set for this one alone
