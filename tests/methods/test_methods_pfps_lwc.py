@@ -49,6 +49,35 @@ def test_without_recall_and_penalty_it_is_fedper_to_the_bit(extra: dict) -> None
     assert one[-1].evaluation.personalized.loss.tolist() == other[-1].evaluation.personalized.loss.tolist()
 
 
+def test_recall_before_evaluation_alone_leaves_training_to_fedper() -> None:
+    ours, theirs = federation("pfps-lwc", recall_when="evaluation", lam=0, **TWO), federation("fedper", **TWO)
+    one, other = run(ours)[-1].evaluation, run(theirs)[-1].evaluation
+    assert not differences(ours.server.values, theirs.server.values)
+    assert one is not None
+    assert other is not None
+    assert one.personalized.loss.tolist() != other.personalized.loss.tolist()
+
+
+@pytest.mark.parametrize("when", ["training", "evaluation", "both"])
+def test_a_client_is_served_by_what_it_receives_or_by_what_it_recalls(when: str) -> None:
+    built = federation("pfps-lwc", recall_when=when, **TWO)
+    run(built)
+    message = Message(built.server.values)
+    (cohort,) = built.federation.served(4, range(6), message)
+    (raw,) = built.federation.served(4, range(6), message)
+    raw.load(message.tensors)
+    if when != "training":
+        built.federation.method.recall(raw)
+    assert not differences(cohort.values, raw.values)
+
+
+def test_a_preset_gives_defaults_and_what_is_given_wins() -> None:
+    paper = configure("pfps-lwc", {"preset": "paper", "data": "digits"}).method
+    assert (paper.recall_when, paper.recall_epochs, paper.lam) == ("training", 1, 0.02)
+    assert configure("pfps-lwc", {"preset": "paper", "lam": 0.5, "data": "digits"}).method.lam == 0.5
+    assert configure("pfps-lwc", {"data": "digits"}).method.recall_when == "both"
+
+
 def test_the_first_time_nobody_recalls() -> None:
     ours, theirs = federation("pfps-lwc", lam=0, rounds=1, **TWO), federation("fedper", rounds=1, **TWO)
     run(ours)
@@ -211,7 +240,7 @@ def test_forgetting_is_measured_client_by_client(tmp_path: Path) -> None:
     with (tmp_path / "run" / "clients.csv").open(newline="") as file:
         served = {row["client"]: float(row["accuracy"]) for row in csv.DictReader(file)}
     for row in last:
-        assert float(row["received_accuracy"]) == pytest.approx(served[row["client"]])
+        assert float(row["recalled_accuracy"]) == pytest.approx(served[row["client"]])
         if row["rounds_away"] == "-1":
             assert row["recalled_accuracy"] == row["received_accuracy"]
 
@@ -230,6 +259,10 @@ def test_measuring_forgetting_changes_nothing_else() -> None:
         ({"recall_epochs": -1}, "greater than or equal to 0"),
         ({"lam": -0.1}, "greater than or equal to 0"),
         ({"recall_lr": 0}, "greater than 0"),
+        ({"recall_when": "never"}, "'training', 'evaluation' or 'both'"),
+        ({"preset": "other"}, "'best' or 'paper'"),
+        ({"forgetting": True, "evaluate": "trained"}, "allowed: evaluate=paper"),
+        ({"forgetting": True, "finetune_epochs": 1}, "allowed: evaluate=paper"),
     ],
     ids=str,
 )

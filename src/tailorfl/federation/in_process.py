@@ -77,7 +77,7 @@ class InProcess:
                 scores[split].append((ids, cohort.evaluate(split, partial(self.method.predict, cohort))))
             for name, predict in self.method.others(cohort).items():
                 others.setdefault(name, []).append((ids, cohort.evaluate("test", predict)))
-            for name, numbers in self.method.measures(cohort).items():
+            for name, numbers in self.method.measures(cohort, message.to(ids, cohort.network)).items():
                 measures.setdefault(name, {}).update(zip(ids, numbers.tolist(), strict=True))
         return Evaluated(_gathered(scores), _gathered(others), measures)
 

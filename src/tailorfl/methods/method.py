@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tailorfl.cohort import Batch, Cohort
@@ -37,6 +37,7 @@ class Method(LocalTraining):
     paper: ClassVar[str] = ""  # authors and year
     shares: ClassVar[str] = ""  # what travels, in a few words
     classes_only: ClassVar[bool] = False  # whether it needs classes, and cannot do regression
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other defaults, by the value of an option ``preset``
 
     aggregation: Weighing = Field("samples", description="weights of the average: training samples, or uniform")
     batch_norm: Literal["shared", "local", "local-statistics"] = Field(
@@ -50,6 +51,12 @@ class Method(LocalTraining):
     server_optimizer: ServerOptimizer = Field("average", description="average, or the average as a gradient step")
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server's sgd or adam")
     server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd; 0 and lr 1: average")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        chosen = cls.presets.get(str(given.get("preset")), {}) if isinstance(given, dict) else {}
+        return {**chosen, **given} if chosen else given
 
     def completed(self, rounds: int) -> Self:
         """The method for an experiment of so many rounds: options that follow from it filled in, or refused."""
@@ -180,7 +187,7 @@ class Method(LocalTraining):
         """Further models of a client that are evaluated beside the one that serves it, by name."""
         return {}
 
-    def measures(self, clients: Cohort) -> Mapping[str, Tensor]:
+    def measures(self, clients: Cohort, received: Message) -> Mapping[str, Tensor]:
         """Numbers to report of each client when it is evaluated, by name: [clients]."""
         return {}
 

@@ -1,11 +1,11 @@
 """PFPS-LWC: a shared body that first recalls what the client knew, and a light personal classifier."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,18 +51,33 @@ class PFPSLWC(FedPer):
     A client that takes part again first recalls: it trains the received body so that its features on the client's data
     point where those of its last body did. Then body and head train together, the head's L2 norm being penalized. The
     body is sent, and kept for the next recall; the head stays. With ``recall_epochs=0`` and ``lam=0`` it is FedPer.
+    Other than the paper says, a client recalls before it is tested too; ``preset=paper`` leaves that out.
     """
 
     name: ClassVar[str] = "pfps-lwc"
     paper: ClassVar[str] = "Liu et al. 2025"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"recall_epochs": 1, "recall_when": "training", "lam": 0.02},
+    }
+
+    preset: Literal["best", "paper"] = Field("best", description="defaults: the best found, or the paper's")
 
     recall_epochs: int = Field(1, ge=0, description="passes over a client's data to recall its last body; 0: none")
     recall_lr: float | None = Field(None, gt=0, description="learning rate of the recall; default: that of the round")
+    recall_when: Literal["training", "evaluation", "both"] = Field(
+        "both", description="recall before local training, before a client is evaluated (or exported), or both"
+    )
     recall_layers: int = Field(1, ge=1, description="features compared: what the last layers, so many, are given")
-    lam: float = Field(0.02, ge=0, description="weight of the L2 norm of the head; 0: none")
+    lam: float = Field(0.05, ge=0, description="weight of the L2 norm of the head; 0: none")
     forgetting: bool = Field(
         False, description="when evaluating, test clients after recall and with their last body too"
     )
+
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> Self:
+        if self.forgetting and (self.evaluate not in ("paper", "received") or self.finetune_epochs):
+            raise ValueError("forgetting=true measures what is received, not what is trained; allowed: evaluate=paper")
+        return self
 
     def memory(self, network: Network) -> Values:
         if not self.recall_epochs and not self.forgetting:
@@ -74,10 +89,16 @@ class PFPSLWC(FedPer):
 
     def train(self, clients: Cohort, received: Message) -> Values:
         clients.load(received.tensors)
-        self.recall(clients)
+        if self.recall_when != "evaluation":
+            self.recall(clients)
         self._fit(clients)
         self._remember(clients)
         return clients.take(received.tensors)
+
+    def personalize(self, clients: Cohort, received: Message) -> None:
+        super().personalize(clients, received)
+        if self.recall_when != "training":
+            self.recall(clients)
 
     def recall(self, clients: Cohort) -> None:
         """Local knowledge recall: train the body towards the features of the last one; not the first time."""
@@ -99,15 +120,17 @@ class PFPSLWC(FedPer):
     def finetune(self, clients: Cohort, epochs: int) -> None:
         self._fit(clients, epochs=epochs, lr=self.lr, purpose="finetune")
 
-    def measures(self, clients: Cohort) -> Mapping[str, Tensor]:
+    def measures(self, clients: Cohort, received: Message) -> Mapping[str, Tensor]:
         """Forgetting: how a client is served by the body it just received, after recall, and by its last body."""
         if not self.forgetting:
             return {}
         last = clients.memory["last_round"]
-        recalled = replace(clients, values={name: tensor.clone() for name, tensor in clients.values.items()}, losses={})
+        fresh, recalled, kept = (clients.of(range(len(clients))) for _ in range(3))
+        fresh.load(received.tensors)
+        recalled.load(received.tensors)
         self.recall(recalled)
-        kept = replace(clients, values={**clients.values, **self._last_body(clients)}, losses={})
-        known = {"received": clients, "recalled": recalled, "kept": kept}
+        kept.load(self._last_body(clients))
+        known = {"received": fresh, "recalled": recalled, "kept": kept}
         away = torch.where(last > 0, clients.round - last, -1)  # -1: never took part
         return {"rounds_away": away, **{f"{name}_accuracy": _accuracy(model) for name, model in known.items()}}
 

@@ -82,6 +82,7 @@ class PPFE(Method):
     name: ClassVar[str] = "ppfe"
     paper: ClassVar[str] = "Emrani et al. 2026"
     shares: ClassVar[str] = "fewer layers in each stage"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     preset: Literal["best", "paper", "no-reduction", "m1", "m2", "m3", "wp", "wpw"] = Field(
         "best", description="defaults: the best found, the paper's, or of the ablations in its tables 3 to 5"
@@ -113,12 +114,6 @@ class PPFE(Method):
     members: Literal["all", "last"] = Field("all", description="which stages' models serve a client")
 
     # Options.
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, given: Any) -> Any:
-        chosen = PRESETS.get(given.get("preset", "best"), {}) if isinstance(given, dict) else {}
-        return {**chosen, **given} if chosen else given
 
     @field_validator("stage_rounds")
     @classmethod
@@ -351,7 +346,7 @@ class PPFE(Method):
     def others(self, clients: Cohort) -> Mapping[str, Callable[[Batch], Tensor]]:
         return {"stage": clients.predict}
 
-    def measures(self, clients: Cohort) -> Mapping[str, Tensor]:
+    def measures(self, clients: Cohort, received: Message) -> Mapping[str, Tensor]:
         return {"beta": clients.memory["beta"][:, _stage(clients).number - 1]}
 
     def summary(self, network: Network, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
