@@ -17,18 +17,27 @@ def streams(counts: list[int]) -> list[tuple[int, str, int, int]]:
     return [(0, "train", 1, client) for client in range(len(counts))]
 
 
-@given(counts=COUNTS, batch_size=st.integers(0, 12), epochs=st.integers(1, 3))
+@given(counts=COUNTS, batch_size=st.integers(1, 12), epochs=st.integers(1, 3))
 def test_every_epoch_has_every_sample_once_and_uses_the_short_batch(counts, batch_size, epochs):
     schedule = mini_batches(counts, batch_size, epochs, None, streams(counts), None)
     for client, count in enumerate(counts):
-        size = batch_size or count
-        each = -(-count // size)
+        each = -(-count // batch_size)
         assert schedule.steps[client] == epochs * each
         mine = schedule.positions[:, client]
         assert (mine[epochs * each :] == -1).all()
         for epoch in range(epochs):
             seen = mine[epoch * each : (epoch + 1) * each]
             assert sorted(seen[seen >= 0].tolist()) == list(range(count))
+
+
+@given(counts=COUNTS, epochs=st.integers(1, 500))
+def test_full_batches_are_laid_out_once_however_often_they_are_taken(counts, epochs):
+    for how in ((epochs, None), (None, epochs)):
+        schedule = mini_batches(counts, 0, *how, streams(counts), None)
+        assert schedule.steps.tolist() == [epochs] * len(counts)
+        assert schedule.positions.shape == (1, len(counts), counts[0])
+        for client, count in enumerate(counts):
+            assert schedule.positions[0, client].tolist() == [*range(count), *[-1] * (counts[0] - count)]
 
 
 @given(counts=COUNTS, steps=st.integers(1, 20), batch_size=st.integers(1, 12))
@@ -54,7 +63,7 @@ def test_what_a_client_draws_does_not_depend_on_the_cohort(counts, batch_size):
 
 def test_streams_give_other_orders_to_other_clients_rounds_and_purposes():
     orders = {
-        tuple(mini_batches([20], 0, 1, None, [stream], None).positions.flatten().tolist())
+        tuple(mini_batches([20], 10, 1, None, [stream], None).positions.flatten().tolist())
         for stream in [
             (0, "train", 1, 1),
             (1, "train", 1, 1),

@@ -119,6 +119,17 @@ def test_the_model_of_every_method_serves_as_well_as_the_run_says(method: str, t
     check_client(tmp_path / "run", tmp_path / "model", "1")
 
 
+@pytest.mark.parametrize("method", ["fedper", "fedproto", "heterofl", "ppfe"])
+def test_classes_that_a_client_lacks_are_left_out_there_too(method: str, tmp_path: Path) -> None:
+    execute(tmp_path / "run", method, rounds=4, own_classes=True)
+    export(tmp_path / "run", "1", tmp_path / "model")
+    check_client(tmp_path / "run", tmp_path / "model", "1")
+    data = again(tmp_path / "run").built.data
+    own = data.targets[data.train.of(1)].unique()
+    assert len(own) < data.num_classes
+    assert torch.isin(program(tmp_path / "model")(data.inputs[:200]).argmax(1), own).all()
+
+
 @pytest.mark.parametrize("method", ["fedbn", "fedproto", "heterofl"])
 def test_a_network_with_batch_norm_takes_its_statistics_along(method: str, tmp_path: Path) -> None:
     execute(tmp_path / "run", method, **IMAGES)

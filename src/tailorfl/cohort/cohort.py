@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tailorfl.cohort.engine import Engine
-from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
+from tailorfl.cohort.gradients import ABSENT, Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
 from tailorfl.cohort.optimizer import Optimizer
@@ -17,7 +18,8 @@ from tailorfl.cohort.training import Samples, Training, pad_rows
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
-from tailorfl.seeding import derive
+from tailorfl.models.own_classes import without
+from tailorfl.seeding import derive, generator
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,36 @@ class Cohort:
         samples = self.samples("train")
         found = torch.zeros(len(self), self.data.num_classes, dtype=torch.int64, device=samples.rows.device)
         return found.scatter_add_(1, self.data.targets[samples.rows], samples.real.to(torch.int64))
+
+    def drawn(self, purpose: str) -> Samples:
+        """All training samples, each augmented once, where there is an augmentation."""
+        samples = self.samples("train")
+        if not self.augmentation:
+            return samples
+        laid: Values = {}
+        for row, (client, count) in enumerate(zip(self.clients, self.counts.tolist(), strict=True)):
+            rng = generator(self.seed, purpose, self.round, client)
+            for name, numbers in self.augmentation.draw(rng, count).items():
+                drawn = torch.from_numpy(numbers)
+                laid.setdefault(name, torch.zeros(samples.rows.shape, dtype=drawn.dtype))[row, :count] = drawn
+        draws = {name: numbers.to(self.engine.device) for name, numbers in laid.items()}
+        return replace(samples, augmentation=self.augmentation, draws=draws)
+
+    @cached_property
+    def absent(self) -> Tensor | None:
+        """The classes that are out of the question for each client, booleans [clients, classes]; None: none is."""
+        if not self.options.own_classes:
+            return None
+        counts = self.class_counts()
+        return (counts == 0) & (counts.sum(1, keepdim=True) > 0)  # a client without data may have any
+
+    def head(self, features: Tensor) -> "Cohort":
+        """The clients with their head as the network, to be fitted with ``inputs=features``; of the same tensors."""
+        head = self.network.top
+        self.engine.plan(head, features[0, :1])  # by what it is given, not by the data's inputs
+        made = replace(self, network=head, values={name: self.values[name] for name in head.names}, losses={})
+        made._samples = self._samples
+        return made
 
     def of(self, rows: Sequence[int]) -> "Cohort":
         """Some of these clients, by their places, with copies of what they have."""
@@ -155,7 +187,7 @@ class Cohort:
                 None if inputs is not None else self.augmentation,
             ).to(self.engine.device),
             augmentation=None if inputs is not None else self.augmentation,
-            own=own or {},
+            own=self._own(own),
             common=common or {},
         )
         self.engine.run(training)
@@ -168,16 +200,19 @@ class Cohort:
         *,
         train: Sequence[str] | None = None,
         weights: Tensor | None = None,
+        samples: Samples | None = None,
         own: Values | None = None,
         common: Values | None = None,
         purpose: str = "gradient",
     ) -> tuple[Values, Tensor]:
         """The gradient of the objective on all of each client's data, and the loss: accumulated over parts that fit.
 
-        ``purpose`` names the random stream of networks that draw numbers (dropout).
+        ``samples`` are those of ``drawn``, the data as it is by default. ``purpose`` names the random stream of
+        networks that draw numbers (dropout).
         """
         trained = tuple(self.network.parameters if train is None else train)
-        samples = replace(self.samples("train"), weights=weights)
+        samples = replace(samples or self.samples("train"), weights=weights)
+        beside = self._own(own)
         total = {name: torch.zeros_like(self.values[name]) for name in trained}
         loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
         kind = stacked_gradients if self.plan.stacked else single_gradients
@@ -192,7 +227,7 @@ class Cohort:
                         # Copies: batch norms change their statistics in place, and a gradient must change nothing.
                         {name: tensor[clients].clone() for name, tensor in self.values.items() if name not in trained},
                         (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
-                        {name: tensor[clients] for name, tensor in (own or {}).items()},
+                        {name: tensor[clients] for name, tensor in beside.items()},
                         common or {},
                         {},
                     )
@@ -214,17 +249,17 @@ class Cohort:
             return torch.full((len(self),), torch.nan, device=self.engine.device)
         return torch.stack(list(self.losses.values())).mean(0)
 
-    def features(self, split: Split = "train") -> Tensor:
+    def features(self, split: Split = "train", samples: Samples | None = None) -> Tensor:
         """What each client's head is given on each of its samples, [clients, samples, ...]; padding is zero."""
-        return self._on_all(split, self.features_of)
+        return self._on_all(samples or self.samples(split), self.features_of)
 
     def outputs(self, split: Split = "train") -> Tensor:
         """The outputs of each client's model on each of its samples, [clients, samples, classes]; padding is zero."""
-        return self._on_all(split, self.predict)
+        return self._on_all(self.samples(split), self.predict)
 
-    def _on_all(self, split: Split, compute: Callable[[Batch], Tensor]) -> Tensor:
+    def _on_all(self, samples: Samples, compute: Callable[[Batch], Tensor]) -> Tensor:
         parts = []
-        for batch in self.samples(split).in_order(self.engine.evaluation_size(self.plan, len(self))):
+        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
             found = compute(batch)
             real = batch.valid.reshape(*batch.valid.shape, *[1] * (found.dim() - 2)) > 0
             parts.append(torch.where(real, found, 0))
@@ -236,7 +271,7 @@ class Cohort:
 
     def predict(self, batch: Batch) -> Tensor:
         """The outputs of each client's model on its own batch, [clients, samples, classes]."""
-        return self.engine.predict(self.network, self.values, batch.inputs, batch.valid)
+        return self._possible(self.engine.predict(self.network, self.values, batch.inputs, batch.valid))
 
     def evaluate(self, split: Split, predict: Callable[[Batch], Tensor] | None = None) -> Scores:
         """Loss and hits of each client's model on its own samples of a split."""
@@ -245,12 +280,19 @@ class Cohort:
         correct = torch.zeros(len(self), dtype=torch.int64, device=device)
         loss = torch.zeros(len(self), dtype=torch.float64, device=device)
         for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
-            outputs = (predict or self.predict)(batch)
+            outputs = self._possible((predict or self.predict)(batch))
             hits, losses = score(outputs, batch.targets)
             real = batch.valid > 0
             correct += (hits & real).sum(1)
             loss += losses.where(real, 0.0).sum(1)
         return Scores(samples.counts.cpu(), correct.cpu(), loss.cpu())
+
+    def _possible(self, outputs: Tensor) -> Tensor:
+        return outputs if self.absent is None else without(outputs, self.absent[:, None])
+
+    def _own(self, own: Values | None) -> Values:
+        """What the objective finds beside a client's model."""
+        return (own or {}) if self.absent is None else {**(own or {}), ABSENT: self.absent}
 
     def _rates(self, trained: Sequence[str], lr: float | Mapping[str, float] | None) -> tuple[float, ...]:
         if isinstance(lr, Mapping):

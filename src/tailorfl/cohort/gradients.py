@@ -10,6 +10,8 @@ from torch.func import grad_and_value, vmap
 from tailorfl.cohort.objective import Batch, Client, Objective
 from tailorfl.models.network import Network, Values
 
+ABSENT = "absent classes"  # among ``own``: which outputs are out of the question for a client
+
 
 class Inputs(NamedTuple):
     """What a gradient is computed from; all but ``common`` have a leading client dimension."""
@@ -33,8 +35,7 @@ def stacked_gradients(network: Network, objective: Objective) -> Gradients:
     """All clients as one tensor program."""
 
     def loss(trained: Values, fixed: Values, batch: tuple[Tensor, ...], own: Values, common: Values) -> Tensor:
-        named = {name: tensor for name, tensor in own.items() if name}
-        return objective(Client(network, {**trained, **fixed}, named, common), Batch(*batch))
+        return objective(_client(network, {**trained, **fixed}, own, common), Batch(*batch))
 
     mapped = vmap(grad_and_value(loss), in_dims=(0, 0, 0, 0, None))
 
@@ -55,11 +56,16 @@ def single_gradients(network: Network, objective: Objective) -> Gradients:
         values = {**leaves, **_first(inputs.fixed)}
         batch = _unpadded(Batch(*(tensor[0] for tensor in inputs.batch)))
         with torch.enable_grad():
-            loss = objective(Client(network, values, _first(inputs.own), inputs.common), batch)
+            loss = objective(_client(network, values, _first(inputs.own), inputs.common), batch)
         found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return {name: gradient[None] for name, gradient in zip(leaves, found, strict=True)}, loss.detach()[None]
 
     return compute
+
+
+def _client(network: Network, values: Values, own: Values, common: Values) -> Client:
+    named = {name: tensor for name, tensor in own.items() if name not in ("", ABSENT)}
+    return Client(network, values, named, common, own.get(ABSENT))
 
 
 def _unpadded(batch: Batch) -> Batch:

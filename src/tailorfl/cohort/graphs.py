@@ -95,6 +95,7 @@ def _key(training: Training) -> Hashable:
         training.trained,
         training.augmentation,
         (roomy(steps), roomy(clients), size, roomy(samples.rows.shape[1])),
+        training.schedule.whole,
         samples.weights is None,
         None if samples.inputs is None else samples.inputs.shape[2:],
         shapes(training.values, 1),
@@ -130,6 +131,7 @@ def _static_copy(training: Training) -> Training:
             room(training.schedule.positions, steps, clients),
             {name: room(numbers, steps, clients) for name, numbers in training.schedule.draws.items()},
             torch.zeros(clients, dtype=torch.int64, device=device),
+            whole=training.schedule.whole,
         ),
     )
 

@@ -20,6 +20,7 @@ class LocalTraining(BaseModel):
     momentum: float = Field(0.5, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the clients' steps")
     decay: Literal["all", "weights"] = Field("all", description="what decays: all, or matrices and kernels only")
+    own_classes: bool = Field(False, description="leave out classes that a client has no training data of")
     lr_schedule: Literal["constant", "cosine", "step"] = Field("constant", description="learning rate over the rounds")
     lr_warmup: int = Field(0, ge=0, description="rounds in which the learning rate rises linearly from 0")
     lr_milestones: tuple[int, ...] = Field((), description="step schedule: rounds after which the rate falls")

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tailorfl.models.network import Network
+from tailorfl.models.own_classes import without
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class Client:
     values: Mapping[str, Tensor]
     own: Mapping[str, Tensor]
     common: Mapping[str, Tensor]
+    absent: Tensor | None = None  # booleans [classes]: those that are out of the question for this client
 
     def predict(self, batch: Batch) -> Tensor:
-        return self.network.forward(self.values, batch.inputs, batch.valid, train=True)
+        return self._possible(self.network.forward(self.values, batch.inputs, batch.valid, train=True))
 
     def features(self, batch: Batch, head: int = 1) -> Tensor:
         """What the last layers, so many, are given."""
@@ -42,7 +44,12 @@ class Client:
 
     def head(self, features: Tensor, batch: Batch | None = None) -> Tensor:
         """The head on features; with the batch they come from, its norms leave out padding."""
-        return self.network.head(self.values, features, train=True, valid=batch.valid if batch else None)
+        return self._possible(
+            self.network.head(self.values, features, train=True, valid=batch.valid if batch else None)
+        )
+
+    def _possible(self, outputs: Tensor) -> Tensor:
+        return outputs if self.absent is None else without(outputs, self.absent)
 
 
 Objective = Callable[[Client, Batch], Tensor]

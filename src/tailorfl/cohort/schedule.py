@@ -23,10 +23,11 @@ class Schedule:
     draws: dict[str, Tensor]  # numbers for the augmentation, [steps, clients, batch]
     steps: Tensor  # int64 [clients], how many steps each client takes; never increasing along the cohort
     seeds: tuple[int, ...] = ()  # one for each client, for layers that draw numbers themselves (dropout)
+    whole: bool = False  # every batch is all that a client has, in its own order: laid out once, for all steps
 
     def to(self, device: torch.device) -> "Schedule":
         draws = {name: numbers.to(device) for name, numbers in self.draws.items()}
-        return Schedule(self.positions.to(device), draws, self.steps.to(device), self.seeds)
+        return Schedule(self.positions.to(device), draws, self.steps.to(device), self.seeds, self.whole)
 
 
 def mini_batches(
@@ -44,16 +45,26 @@ def mini_batches(
     """
     if any(small < large for small, large in pairwise(counts)):
         raise ValueError(f"a cohort runs from large to small clients, not {list(counts)}")
-    rngs = [generator(*stream) for stream in streams]
     size = min(batch_size or max(counts), max(counts))
+    seeds = tuple(derive(*stream, "layers") for stream in streams)
+    if not batch_size and not augmentation:
+        passes = epochs if steps is None else steps
+        taken = torch.tensor([passes if count else 0 for count in counts])
+        return Schedule(_in_order(counts, size), {}, taken, seeds, whole=True)
+    rngs = [generator(*stream) for stream in streams]
     orders = [_order(count, size, epochs, steps, rng) for count, rng in zip(counts, rngs, strict=True)]
     taken = torch.tensor([len(order) for order in orders])
     positions = np.full((int(taken.max()), len(counts), size), -1, dtype=np.int64)
     for client, order in enumerate(orders):
         positions[: len(order), client] = order
     draws = _draws(augmentation, orders, positions.shape, rngs) if augmentation else {}
-    seeds = tuple(derive(*stream, "layers") for stream in streams)
     return Schedule(torch.from_numpy(positions), draws, taken, seeds)
+
+
+def _in_order(counts: Sequence[int], size: int) -> Tensor:
+    """The one batch that is everything, [1, clients, size]."""
+    positions = torch.arange(size).expand(1, len(counts), size)
+    return positions.where(positions < torch.tensor(counts)[:, None], -1)
 
 
 def _order(count: int, size: int, epochs: int | None, steps: int | None, rng: np.random.Generator) -> np.ndarray:

@@ -24,6 +24,8 @@ class Samples:
     counts: Tensor  # int64 [clients]
     weights: Tensor | None = None  # [clients, longest], one weight a sample
     inputs: Tensor | None = None  # [clients, longest, ...], instead of the pool's inputs (cached features)
+    augmentation: Augmentation | None = None  # of the samples in order, by ``draws``
+    draws: Values = field(default_factory=dict)  # [clients, longest], the numbers of one augmentation of each sample
 
     @property
     def real(self) -> Tensor:
@@ -45,7 +47,10 @@ class Samples:
         """All samples in their own order, ``size`` of each client at a time."""
         for start in range(0, self.rows.shape[1], size):
             rows = self.rows[:, start : start + size]
-            inputs = self.data.decode(self.data.inputs[rows])
+            raw = self.data.inputs[rows]
+            if self.augmentation:
+                raw = self.augmentation.apply(raw, {n: t[:, start : start + size] for n, t in self.draws.items()})
+            inputs = self.data.decode(raw)
             valid = self.real[:, start : start + size].to(_floating(inputs))
             weight = valid if self.weights is None else valid * self.weights[:, start : start + size]
             yield Batch(inputs, self.data.targets[rows], valid, weight, valid.sum(1).clamp(min=1))
@@ -61,6 +66,7 @@ class Samples:
             counts=chosen.sum(1),
             weights=None if self.weights is None else self.weights[clients, order],
             inputs=None if self.inputs is None else self.inputs[clients, order],
+            draws={name: numbers[clients, order] for name, numbers in self.draws.items()},
         )
 
     def of(self, clients: slice) -> "Samples":
@@ -71,6 +77,7 @@ class Samples:
             counts=self.counts[clients],
             weights=None if self.weights is None else self.weights[clients],
             inputs=None if self.inputs is None else self.inputs[clients],
+            draws={name: numbers[clients] for name, numbers in self.draws.items()},
         )
 
 
@@ -92,10 +99,12 @@ class Batches:
     def at(self, step: Tensor, width: int) -> "Batches":
         """One step of the first clients, [width, size]; the step is a tensor, so that a CUDA graph can advance it."""
 
-        at = int(step) if step.device.type == "cpu" else None
+        last = len(self.found) - 1  # one batch that is everything is laid out once, for all steps
+        at = min(int(step), last) if step.device.type == "cpu" else None
+        place = step.clamp(max=last) if at is None else step
 
         def pick(tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, step)[0, :width] if at is None else tensor[at, :width]
+            return tensor.index_select(0, place)[0, :width] if at is None else tensor[at, :width]
 
         draws = {name: pick(numbers) for name, numbers in self.draws.items()}
         valid = pick(self.valid)
@@ -181,6 +190,8 @@ class Training:
         )
 
     def _look_up(self, batch: Batches) -> Tensor:
+        if self.samples.inputs is not None and self.schedule.whole:
+            return self.samples.inputs[: len(batch.found), : batch.found.shape[1]]
         if self.samples.inputs is not None:
             return self.samples.inputs[torch.arange(len(batch.found), device=batch.found.device)[:, None], batch.found]
         raw = self.samples.data.inputs.index_select(0, batch.found.flatten())
@@ -196,6 +207,7 @@ class Training:
             {name: numbers[:steps, only] for name, numbers in self.schedule.draws.items()},
             self.schedule.steps[only],
             self.schedule.seeds[only],
+            self.schedule.whole,
         )
         return replace(
             self,

@@ -68,6 +68,8 @@ class Server:
     archive: Values = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)  # how many tensors of the archive a client has, in its order
     round: int = 0  # the one that is under way, or that was the last
+    samples: int = 0  # for training, of all clients together
+    share: float = 1.0  # of the clients that takes part in this round, on average
 
     def restore(self, saved: "Server") -> None:
         """Become what was saved."""

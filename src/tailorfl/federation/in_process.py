@@ -53,6 +53,11 @@ class InProcess:
     def trainable(self) -> tuple[int, ...]:
         return trainable_clients(self.data)
 
+    @property
+    def samples(self) -> int:
+        """For training, of all clients that may be selected."""
+        return int(self.data.train.counts[list(self.trainable)].sum())
+
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
         """Train these clients, a stack at a time, and hand out each stack's answers as they are ready."""
         self.diverged = []

@@ -22,6 +22,9 @@ class Federation(Protocol):
     @property
     def trainable(self) -> tuple[int, ...]: ...
 
+    @property
+    def samples(self) -> int: ...
+
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]: ...
 
     def evaluate(self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]) -> Evaluated: ...
@@ -69,6 +72,7 @@ class RoundLoop:
     rounds: int
     select: Callable[[int], list[int]]
     evaluate_in: Callable[[int], bool]
+    share: Callable[[int], float] = lambda number: 1.0  # of the clients that is selected in a round, on average
     new_clients: tuple[int, ...] = ()
     validate: bool = False
     clock: Callable[[], float] = time.perf_counter
@@ -82,6 +86,7 @@ class RoundLoop:
         record = Round(number, self.select(number), lr=self.method.rate(number, self.rounds))
         start = self._now()
         self.server.round = number
+        self.server.samples, self.server.share = self.federation.samples, self.share(number)
         self.method.advance(self.server, self.network)
         message = self._message(record, self.method.individual)
         record.bytes_down += sum(map(self.server.hand_out, record.selected))

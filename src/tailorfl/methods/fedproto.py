@@ -133,11 +133,11 @@ class FedProto(Method):
         return torch.where(_complete(clients)[:, None, None], scores, by_head)
 
     def deployed(self, clients: Cohort) -> nn.Module:
-        module = super().deployed(clients)
         if self.prediction == "head" or not _complete(clients).item():
-            return module
-        head = clients.network.layers[-1].name
-        return NearestPrototype(module, head, clients.memory[PROTOTYPES][0], clients.memory[COUNTS][0] > 0)
+            return super().deployed(clients)
+        module, head = self.network_with_values(clients), clients.network.layers[-1].name
+        known = clients.memory[COUNTS][0] > 0
+        return self.possible(clients, NearestPrototype(module, head, clients.memory[PROTOTYPES][0], known))
 
 
 def _complete(clients: Cohort) -> Tensor:

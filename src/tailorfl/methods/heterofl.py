@@ -116,8 +116,10 @@ class HeteroFL(Method):
         return outputs * self._present(clients)[:, None] if self._masks(clients) else outputs
 
     def deployed(self, clients: Cohort) -> nn.Module:
-        module = super().deployed(clients)
-        return MaskedOutputs(module, self._present(clients)[0]) if self._masks(clients) else module
+        module = self.network_with_values(clients)
+        if self._masks(clients):
+            module = MaskedOutputs(module, self._present(clients)[0])
+        return self.possible(clients, module)
 
     def _fit(self, clients: Cohort, **how: Any) -> None:
         if self._masks(clients):

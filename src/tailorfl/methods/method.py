@@ -15,6 +15,7 @@ from tailorfl.exchange.aggregation import Weighing, average
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import ServerOptimizer, server_step
 from tailorfl.models.network import Layer, Network, Values
+from tailorfl.models.own_classes import OwnClasses
 
 Moment = Literal["paper", "received", "finetuned", "trained"]
 """When a client's model is evaluated, for clients in and outside of the round alike; nothing of it is kept.
@@ -61,6 +62,10 @@ class Method(LocalTraining):
     def completed(self, rounds: int) -> Self:
         """The method for an experiment of so many rounds: options that follow from it filled in, or refused."""
         return self
+
+    def doubts(self, clients: int, per_round: float, rounds: int) -> tuple[str, ...]:
+        """What to warn of before an experiment with so many clients, so many of them a round, and so many rounds."""
+        return ()
 
     # What travels and what stays.
 
@@ -174,6 +179,14 @@ class Method(LocalTraining):
 
     def deployed(self, clients: Cohort) -> nn.Module:
         """The model of a cohort of one, as a module that stands alone: what `predict` computes."""
+        return self.possible(clients, self.network_with_values(clients))
+
+    def possible(self, clients: Cohort, module: nn.Module) -> nn.Module:
+        """A module for a cohort of one that leaves out the classes which the client lacks, with `own_classes`."""
+        return module if clients.absent is None else OwnClasses(module, clients.absent[0])
+
+    def network_with_values(self, clients: Cohort) -> nn.Module:
+        """The network of a cohort of one with the client's own tensors."""
         module = copy.deepcopy(clients.network.module).eval()
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():

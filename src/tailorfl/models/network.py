@@ -2,8 +2,10 @@
 
 import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +57,13 @@ class Network:
         self.names = self.parameters + self.buffers
         self.norm = frozenset(_norm_names(self.module)) & frozenset(self.names)
         self._copies = threading.local()
+
+    @cached_property
+    def top(self) -> "Network":
+        """The head as a network of its own, with the same names."""
+        head = self.layers[-1].name
+        module = nn.Sequential(OrderedDict({head: copy.deepcopy(self.module.get_submodule(head))}))
+        return Network(module, f"the head of {self.name}", self.device)
 
     def below(self, head: int) -> tuple[Layer, ...]:
         """All layers but so many at the head."""

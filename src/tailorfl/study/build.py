@@ -1,5 +1,6 @@
 """From a configuration to a federation that is ready to run."""
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
 from tailorfl.federation.rounds import RoundLoop
-from tailorfl.federation.selection import select
+from tailorfl.federation.selection import select, share
 from tailorfl.models import Network, build_module, networks
 from tailorfl.seeding import derive
 from tailorfl.study.config import Config, Experiment
+
+log = logging.getLogger(__name__)
 
 SMALLEST_FOR_CNN = 16  # pixels: below, an image is a vector
 
@@ -52,9 +55,13 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     data = load_data(experiment, data_dir, partition).to(device)
     if config.method.classes_only and data.regression:
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are numbers")
+    if config.method.own_classes and data.regression:
+        raise UserError(f"own_classes=true: the targets of {data.source} are numbers; allowed: false")
     clients = trainable_clients(data)
     held = (data.label_counts() > 0).sum(1).tolist()
     selector = Selector(experiment, clients, tuple(held[client] for client in clients), config.method.everyone_in())
+    for doubt in config.method.doubts(len(clients), selector.share(1) * len(clients), experiment.rounds):
+        log.warning("%s: %s", config.method_name, doubt)
     network = build_network(experiment, data, device)
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
@@ -71,6 +78,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         server=server,
         rounds=experiment.rounds,
         select=selector,
+        share=selector.share,
         evaluate_in=lambda number: evaluates(experiment, number) or number in config.method.evaluated_in(),
         new_clients=data.new_clients,
         validate=experiment.validation_fraction > 0,
@@ -160,10 +168,23 @@ class Selector:
             raise UserError(f"clients_per_round={wanted}: allowed are 1 to {len(self.clients)}, the clients that train")
 
     def __call__(self, number: int) -> list[int]:
-        rounds = self.experiment.rounds
-        if number in {n if n > 0 else rounds + 1 + n for n in self.experiment.everyone_in} | self.full:
+        if self._everyone(number):
             return list(self.clients)
-        wanted = self.experiment.clients_per_round
-        wanted = min(10, len(self.clients)) if wanted is None else wanted
         seed = self.experiment.seed
-        return select(self.experiment.selection, wanted, self.clients, number, seed, self.groups)
+        return select(self.experiment.selection, self._wanted(), self.clients, number, seed, self.groups)
+
+    def share(self, number: int) -> float:
+        """The chance of a client to take part in a round, on average over the clients."""
+        if self._everyone(number):
+            return 1.0
+        if self.experiment.selection == "binomial":
+            return share(self._wanted(), len(self.clients))
+        return len(self(number)) / len(self.clients)
+
+    def _everyone(self, number: int) -> bool:
+        rounds = self.experiment.rounds
+        return number in {n if n > 0 else rounds + 1 + n for n in self.experiment.everyone_in} | self.full
+
+    def _wanted(self) -> int | float:
+        wanted = self.experiment.clients_per_round
+        return min(10, len(self.clients)) if wanted is None else wanted

@@ -1,0 +1,341 @@
+"""PFLEGO: exactness of its steps, its cached features, heads of a client's own classes, and its server."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from method_runs import SMALL, differences, federation, run, state, whole_and_resumed
+from torch import Tensor
+from torch.nn import functional as F
+
+from tailorfl.cohort import Engine
+from tailorfl.errors import UserError
+from tailorfl.exchange.messages import Answers, Message
+from tailorfl.models.network import Values
+from tailorfl.study.build import Built
+from tailorfl.study.config import configure
+from tailorfl.study.run import Run
+
+EXACT = {
+    "precision": "float64", "partition": "dirichlet", "alpha": 0.5, "samples_per_client": None, "clients": 4,
+    "clients_per_round": 4, "tau": 1, "exact": True, "server_optimizer": "sgd", "server_lr": 0.2, "evaluate_every": 0,
+}  # fmt: skip
+
+
+def weights(built: Built) -> Values:
+    """All that is trained, by name: the shared tensors, and the head of each client."""
+    initial, store = built.network.initial(), built.federation.store
+    personal = built.federation.method.personal(built.network)
+    heads = {
+        f"{client}/{name}": store.stack((client,), name, initial[name], torch.device("cpu"))[0]
+        for client in built.federation.trainable
+        for name in personal
+    }
+    return {name: tensor.clone() for name, tensor in built.server.values.items()} | heads
+
+
+def largest_first(built: Built) -> tuple[int, ...]:
+    return tuple(built.data.train.counts.argsort(descending=True).tolist())
+
+
+def client_loss(built: Built, found: Values, client: int, own: bool = True) -> Tensor:
+    """The mean cross-entropy of a client over its own classes (or over all), by plain autograd."""
+    data, rows = built.data, built.data.train.of(client)
+    values = {name.removeprefix(f"{client}/"): t for name, t in found.items() if "/" not in name}
+    values |= {name.removeprefix(f"{client}/"): t for name, t in found.items() if name.startswith(f"{client}/")}
+    outputs = built.network.forward(values, data.decode(data.inputs[rows]), None, train=True)
+    targets = data.targets[rows]
+    if own:  # a head of its own size: a row for each class of the client
+        classes = targets.unique()
+        outputs, targets = outputs[:, classes], torch.searchsorted(classes, targets)
+    return F.cross_entropy(outputs, targets)
+
+
+def pooled_gradient(built: Built, own: bool = True) -> Values:
+    """Of the sum of alpha_i l_i over all parameters (eq. 1)."""
+    found = {name: tensor.requires_grad_() for name, tensor in weights(built).items()}
+    shares = built.data.train.counts.double() / built.data.train.counts.sum()
+    losses = [client_loss(built, found, client, own) for client in range(len(shares))]
+    total = (shares * torch.stack(losses)).sum()
+    gradients = torch.autograd.grad(total, list(found.values()), materialize_grads=True)
+    return dict(zip(found, gradients, strict=True))
+
+
+def change(built: Built, cohort: Sequence[int]) -> Values:
+    """What a round with these clients does to all weights."""
+    before = weights(built)
+    built.loop.select = lambda number: list(cohort)
+    built.loop.round(1)
+    return {name: tensor - before[name] for name, tensor in weights(built).items()}
+
+
+def close(one: Values, other: Values, tolerance: float = 1e-10) -> bool:
+    assert set(one) == set(other)
+    return all(torch.allclose(one[name], other[name], rtol=0, atol=tolerance) for name in one)
+
+
+# Exactness.
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_rounds_of_everybody_are_steps_of_gradient_descent_on_the_pooled_loss(own: bool) -> None:
+    built = federation("pflego", **EXACT, own_classes=own)
+    assert len(set(built.data.train.counts.tolist())) > 1  # shares that differ
+    for number in (1, 2, 3):
+        gradient, before = pooled_gradient(built, own), weights(built)
+        built.loop.round(number)
+        expected = {name: before[name] - 0.2 * gradient[name] for name in before}
+        assert close(weights(built), expected)
+        assert not close(weights(built), before, 1e-4)
+
+
+@pytest.mark.parametrize("selection", ["uniform", "binomial"])
+def test_over_all_cohorts_the_expected_step_is_the_full_gradient(selection: str) -> None:
+    settings = {**EXACT, "selection": selection, "clients_per_round": 0.5}
+    gradient = pooled_gradient(federation("pflego", **settings))
+    if selection == "uniform":
+        chances = dict.fromkeys(combinations(range(4), 2), 1 / 6)
+    else:
+        chances = {tuple(c for c in range(4) if taken[c]): 1 / 16 for taken in product((0, 1), repeat=4)}
+    expected: Values = {}
+    for cohort, chance in chances.items():
+        for name, step in change(federation("pflego", **settings), cohort).items():
+            expected[name] = expected.get(name, torch.zeros_like(step)) + chance * step
+    assert close(expected, {name: -0.2 * tensor for name, tensor in gradient.items()})
+
+
+def test_without_exact_the_last_step_of_the_head_has_no_share() -> None:
+    built = federation("pflego", **{**EXACT, "exact": False, "clients_per_round": 2})
+    found = {name: tensor.requires_grad_() for name, tensor in weights(built).items()}
+    gradient = torch.autograd.grad(client_loss(built, found, 1), found["1/head.weight"])[0]
+    step = change(built, [1, 3])["1/head.weight"]
+    assert torch.allclose(step, -0.2 * (4 / 2) * gradient, rtol=0, atol=1e-10)
+
+
+def test_one_step_of_everybody_is_fedper() -> None:
+    ours = {**EXACT, "exact": False, "own_classes": False, "server_lr": 0.3}
+    not_theirs = ("tau", "exact", "server_optimizer", "server_lr")
+    theirs = {key: value for key, value in EXACT.items() if key not in not_theirs}
+    one = federation("pflego", **ours)
+    other = federation("fedper", **theirs, lr=0.3, momentum=0.0, batch_size=0, local_epochs=1)
+    run(one)
+    run(other)
+    assert close(weights(one), weights(other))
+
+
+# Stragglers.
+
+
+def without_answer(built: Built, missing: set[int]) -> None:
+    train = built.federation.train
+
+    def some(round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
+        for answers in train(round, clients, message):
+            yield answers.only([row for row, client in enumerate(answers.clients) if client not in missing])
+
+    built.federation.train = some  # type: ignore[method-assign]
+
+
+def test_an_answer_that_never_comes_counts_as_zero_and_the_scale_stays() -> None:
+    settings = {**EXACT, "clients_per_round": 2}
+    steps = {}
+    for name, cohort, missing in (("both", [0, 2], set()), ("one", [0, 2], {2}), ("other", [0, 2], {0})):
+        built = federation("pflego", **settings)
+        without_answer(built, missing)
+        steps[name] = {name: step for name, step in change(built, cohort).items() if "/" not in name}
+    together = {name: steps["one"][name] + steps["other"][name] for name in steps["both"]}
+    assert close(steps["both"], together)  # the sum is over the answers, its scale is that of the selection
+    assert all(step.abs().max() > 0 for step in steps["one"].values())
+
+
+def test_a_round_without_any_answer_changes_nothing() -> None:
+    built = federation("pflego", **{**EXACT, "selection": "binomial", "server_optimizer": "adam"})
+    assert all(not step.any() for step in change(built, []).values())
+
+
+# The head's steps.
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_steps_of_the_head_on_cached_features_are_steps_on_the_whole_network(engine: str, optimizer: str) -> None:
+    settings = {**EXACT, "tau": 6, "lr": 0.1, "engine": engine, "optimizer": optimizer}
+    built = federation("pflego", **settings)
+    head = list(built.federation.method.personal(built.network))
+    message = Message(built.server.values, {"scale": 1.0, "samples": built.federation.samples})
+    ours, theirs = (built.federation._cohort(1, largest_first(built), message) for _ in range(2))
+    sent = built.federation.method.train(ours, message)
+    theirs.fit(train=head, steps=5, batch_size=0)
+    gradients, _ = theirs.gradient()
+    assert close(sent, {name: gradients[name] for name in built.server.values})
+    share = theirs.counts.double() / built.federation.samples
+    for name in head:
+        step = 0.2 * share.reshape(-1, *[1] * (gradients[name].dim() - 1)) * gradients[name]
+        assert torch.allclose(ours.values[name], theirs.values[name] - step, rtol=0, atol=1e-10)
+
+
+def test_the_heads_steps_lower_its_loss_and_leave_the_body_alone() -> None:
+    built = federation("pflego", **{**EXACT, "tau": 20, "lr": 0.5, "own_classes": True})
+    cohort = built.federation._cohort(1, largest_first(built))
+    body = {name: cohort.values[name].clone() for name in built.server.values}
+    before = cohort.gradient()[1]
+    built.federation.method.finetune(cohort, 20)
+    assert (cohort.gradient()[1] < before).all()
+    assert not differences(body, {name: cohort.values[name] for name in body})
+
+
+def test_a_full_batch_in_chunks_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**EXACT, "tau": 4}
+    whole, parts = federation("pflego", **settings), federation("pflego", **settings)
+    step = change(whole, [0, 1, 2, 3])
+    monkeypatch.setattr(Engine, "evaluation_size", lambda *_: 3)
+    assert close(change(parts, [0, 1, 2, 3]), step, 1e-12)
+
+
+@pytest.mark.parametrize("tau", [1, 5])
+def test_one_by_one_is_the_same_as_stacked(tau: int) -> None:
+    one, other = (federation("pflego", **{**EXACT, "tau": tau}, engine=kind) for kind in ("stacked", "one-by-one"))
+    run(one)
+    run(other)
+    assert close(weights(one), weights(other))
+
+
+# Classes of a client's own.
+
+
+def test_rows_of_the_head_for_classes_that_a_client_lacks_never_move() -> None:
+    built = federation("pflego", rounds=3, clients_per_round=6, tau=5)
+    start = built.network.initial()["head.weight"]
+    run(built)
+    for client, kept in built.federation.store.entries.items():
+        classes = built.data.targets[built.data.train.of(client)].unique()
+        lacking = [c for c in range(10) if c not in classes]
+        assert len(classes) < 10
+        assert torch.equal(kept["head.weight"][lacking], start[lacking])
+        assert not torch.equal(kept["head.weight"][classes], start[classes])
+
+
+@pytest.mark.parametrize("method", ["pflego", "fedper", "ditto", "fedavg", "fedrod"])
+def test_no_client_is_ever_told_a_class_that_it_does_not_have(method: str) -> None:
+    built = federation(method, own_classes=True, rounds=1)
+    run(built)
+    (cohort,) = built.federation.served(1, range(6), built.loop.message_for_evaluation())
+    seen = []
+
+    def told(batch: Any) -> Tensor:
+        seen.append(built.federation.method.predict(cohort, batch))
+        return seen[-1]
+
+    scores = cohort.evaluate("test", told)
+    outputs = cohort._possible(torch.cat(seen, dim=1)).argmax(-1)
+    absent = cohort.class_counts() == 0
+    assert not absent.gather(1, outputs).any()
+    assert int(scores.correct.sum()) > 0
+
+
+def test_clients_with_different_numbers_of_classes_share_a_stack() -> None:
+    built = federation("pflego", **{**EXACT, "alpha": 0.2, "tau": 5, "server_optimizer": "adam"})
+    held = {len(built.data.targets[built.data.train.of(client)].unique()) for client in range(4)}
+    assert len(held) > 1
+    losses = [record.loss for record in run(built)]
+    assert losses[-1] is not None
+    assert losses[0] is not None
+    assert losses[-1] < losses[0]
+
+
+# The server.
+
+
+def test_the_servers_adam_is_torchs() -> None:
+    built = federation("pflego", **{**EXACT, "server_optimizer": "adam", "server_lr": 0.01})
+    mine = {name: tensor.clone().requires_grad_() for name, tensor in built.server.values.items()}
+    adam = torch.optim.Adam(mine.values(), lr=0.01)
+    for number in (1, 2, 3):
+        gradient = pooled_gradient(built)
+        for name, tensor in mine.items():
+            tensor.grad = gradient[name]
+        adam.step()
+        built.loop.round(number)
+        assert close(built.server.values, {name: tensor.detach() for name, tensor in mine.items()})
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    config = configure("pflego", {**SMALL, "rounds": 4, "tau": 5, "server_optimizer": "adam"})
+    summary, resumed = whole_and_resumed(config, tmp_path)
+    same = ("personalized_accuracy", "personalized_loss", "bytes_up")
+    assert [summary[key] for key in same] == [resumed[key] for key in same]
+
+
+# Evaluation.
+
+
+def test_both_moments_of_evaluation_are_reported(tmp_path: Path) -> None:
+    settings = {**SMALL, "rounds": 4, "tau": 20, "clients_per_round": 2}
+    stale = federation("pflego", **settings)
+    fresh = federation("pflego", **settings, adapt=True)
+    one, other = run(stale)[-1].evaluation, run(fresh)[-1].evaluation
+    assert not differences(state(stale), state(fresh))  # nothing of an evaluation is kept
+    assert one is not None
+    assert other is not None
+    assert one.others["adapted"].loss.tolist() == other.personalized.loss.tolist()
+    assert one.personalized.loss.tolist() != other.personalized.loss.tolist()
+    assert float(other.personalized.loss.sum()) < float(one.personalized.loss.sum())
+
+
+def test_a_sample_is_augmented_the_same_way_for_features_and_gradient() -> None:
+    built = federation("pflego", **{**EXACT, "tau": 3, "augment": "rotate"})
+    cohort = built.federation._cohort(1, largest_first(built))
+    samples, again = cohort.drawn("augment"), cohort.drawn("augment")
+    assert torch.equal(samples.draws["turns"], again.draws["turns"])
+    client, rows = 0, built.data.train.of(cohort.clients[0])
+    turns = samples.draws["turns"][client, : len(rows)].tolist()
+    assert len(set(turns)) == 4
+    images = [torch.rot90(built.data.inputs[row], turn, (1, 2)) for row, turn in zip(rows, turns, strict=True)]
+    own = {name: tensor[client] for name, tensor in cohort.values.items()}
+    by_hand = built.network.features(own, built.data.decode(torch.stack(images)), None, train=False)
+    assert torch.allclose(cohort.features(samples=samples)[client, : len(rows)], by_hand)
+    cohort.round = 2
+    assert not torch.equal(cohort.drawn("augment").draws["turns"], samples.draws["turns"])
+
+
+# Warnings and refusals.
+
+
+def test_what_breaks_the_bounds_of_the_proposition_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        federation("pflego", lr=0.03, server_lr=0.003)
+        assert not caplog.messages
+        federation("pflego", lr=0.001, server_lr=0.003)
+        federation("pflego", clients=30, clients_per_round=1, rounds=7)
+    assert len(caplog.messages) == 2
+    assert "lr=0.001 (beta) is below server_lr=0.003 (rho)" in caplog.messages[0]
+    assert "1 clients in a round are too few" in caplog.messages[1]
+    assert "it needs 2" in caplog.messages[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"server_optimizer": "average"}, "allowed: sgd, adam"),
+        ({"tau": 0}, "greater than or equal to 1"),
+        ({"data": "synthetic", "partition": "natural", "image_size": 16, "network": "stride-cnn", "clients": 4,
+          "samples_per_client": None, "network_options": {"stages": 2}}, "allowed: a network without batch norms"),
+    ],
+    ids=["average", "tau", "norms"],
+)  # fmt: skip
+def test_bad_settings_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        federation("pflego", **settings)
+
+
+def test_own_classes_need_classes(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{k / 7},{k / 3}\n" for k in range(40)))
+    config = configure("fedper", {"data": f"csv:{table}", "clients": 2, "partition": "iid", "own_classes": True,
+                                  "task": "regression"})  # fmt: skip
+    with pytest.raises(UserError, match="own_classes=true"):
+        Run(config, tmp_path / "run").execute()
