@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tailorfl.cohort.engine import Engine
-from tailorfl.cohort.gradients import ABSENT, Inputs, single_gradients, stacked_gradients
+from tailorfl.cohort.gradients import ABSENT, Gradients, Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
 from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.cohort.schedule import mini_batches
-from tailorfl.cohort.training import Samples, Training, pad_rows
+from tailorfl.cohort.training import Samples, Training, alone, pad_rows
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
@@ -212,30 +212,51 @@ class Cohort:
         """
         trained = tuple(self.network.parameters if train is None else train)
         samples = replace(samples or self.samples("train"), weights=weights)
-        beside = self._own(own)
-        total = {name: torch.zeros_like(self.values[name]) for name in trained}
-        loss = torch.zeros(len(self), device=self.engine.device, dtype=self.values[trained[0]].dtype)
         kind = stacked_gradients if self.plan.stacked else single_gradients
-        compute = kind(self.network, objective or self.loss)
+        compute, beside = kind(self.network, objective or self.loss), self._own(own)
+
+        def of(clients: slice) -> tuple[Values, Tensor]:
+            self._seed_layers(purpose, clients)
+            return self._gradient_of(clients, samples.of(clients), trained, compute, beside, common or {})
+
+        if self.plan.stacked:
+            return of(slice(0, len(self)))
         with torch.random.fork_rng(enabled=self.plan.random):
-            for clients in self._parts():
-                part = samples.of(clients)
-                self._seed_layers(purpose, clients)
-                for batch in part.in_order(self.engine.evaluation_size(self.plan, len(part.rows))):
-                    inputs = Inputs(
-                        {name: self.values[name][clients] for name in trained},
-                        # Copies: batch norms change their statistics in place, and a gradient must change nothing.
-                        {name: tensor[clients].clone() for name, tensor in self.values.items() if name not in trained},
-                        (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
-                        {name: tensor[clients] for name, tensor in beside.items()},
-                        common or {},
-                        {},
-                    )
-                    found, losses = compute(inputs)
-                    share = batch.valid.sum(1) / part.counts.clamp(min=1)
-                    for name, gradient in found.items():
-                        total[name][clients] += gradient * share.reshape(-1, *[1] * (gradient.dim() - 1))
-                    loss[clients] += losses * share
+            found = self.engine.each(lambda k: of(slice(k, k + 1)), len(self), side_by_side=not self.plan.random)
+        return {name: torch.cat([one[name] for one, _ in found]) for name in trained}, torch.cat(
+            [loss for _, loss in found]
+        )
+
+    def _gradient_of(
+        self,
+        clients: slice,
+        samples: Samples,
+        trained: tuple[str, ...],
+        compute: Gradients,
+        own: Values,
+        common: Values,
+    ) -> tuple[Values, Tensor]:
+        """The gradient of some clients, of a stack or of one alone, over all their samples."""
+        values = {name: tensor[clients] for name, tensor in self.values.items()}
+        if not self.plan.stacked:
+            values = {name: alone(tensor[0])[None] for name, tensor in values.items()}
+        total = {name: torch.zeros_like(values[name]) for name in trained}
+        loss = values[trained[0]].new_zeros(len(samples.rows))
+        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
+            inputs = Inputs(
+                {name: values[name] for name in trained},
+                # Copies: batch norms change their statistics in place, and a gradient must change nothing.
+                {name: tensor.clone() for name, tensor in values.items() if name not in trained},
+                (batch.inputs, batch.targets, batch.valid, batch.weight, batch.size),
+                {name: tensor[clients] for name, tensor in own.items()},
+                common,
+                {},
+            )
+            found, losses = compute(inputs)
+            share = batch.valid.sum(1) / samples.counts.clamp(min=1)
+            for name, gradient in found.items():
+                total[name] += gradient * share.reshape(-1, *[1] * (gradient.dim() - 1))
+            loss += losses * share
         return total, loss
 
     def _seed_layers(self, purpose: str, clients: slice) -> None:
@@ -299,10 +320,6 @@ class Cohort:
             return tuple(lr[name] for name in trained)
         rate = self.options.rate(self.round, self.rounds) if lr is None else lr
         return (rate,) * len(trained)
-
-    def _parts(self) -> list[slice]:
-        """The whole stack at once, or one client after the other where a network is not stacked."""
-        return [slice(0, len(self))] if self.plan.stacked else [slice(k, k + 1) for k in range(len(self))]
 
 
 def score(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
+from tailorfl.cohort.gradients import Inputs, layout, single_gradients, stacked_gradients
 from tailorfl.cohort.graphs import GraphCache
 from tailorfl.cohort.objective import Batch, Client
 from tailorfl.cohort.traces import TraceCache
@@ -21,6 +21,7 @@ from tailorfl.models.network import Network, Values
 
 log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
 Mode = Literal["auto", "stacked", "one-by-one"]
 
 # A stack's weights should stay in a CPU's cache: far beyond that every step goes to memory.
@@ -122,8 +123,8 @@ class Engine:
 
         @torch.no_grad()  # threads have a gradient mode of their own
         def work(client: int) -> Tensor:
-            own = {name: tensor[client] for name, tensor in values.items()}
-            return compute(own, inputs[client], valid[client], train=False)
+            own = {name: _laid_out(tensor[client]) for name, tensor in values.items()}
+            return compute(own, _laid_out(inputs[client]), valid[client], train=False)
 
         return torch.stack(self.each(work, len(inputs)))
 
@@ -140,9 +141,9 @@ class Engine:
             if torch.get_num_threads() != before:
                 torch.set_num_threads(before)
 
-    def each(self, work: Callable[[int], Tensor], clients: int) -> list[Tensor]:
+    def each(self, work: Callable[[int], Found], clients: int, side_by_side: bool = True) -> list[Found]:
         """Do the same for every client; on a CPU, side by side, with one core each."""
-        if self.device.type != "cpu" or self.workers == 1 or clients == 1:
+        if self.device.type != "cpu" or self.workers == 1 or clients == 1 or not side_by_side:
             return [work(client) for client in range(clients)]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
@@ -162,10 +163,8 @@ class Engine:
                 return work(client)
 
         clients = range(int((training.schedule.steps > 0).sum()))
-        if self._plans[id(training.network)].random:  # from the process-wide generator: no threads
-            losses = [seeded(client) for client in clients]
-        else:
-            losses = self.each(work, len(clients))
+        random = self._plans[id(training.network)].random  # from the process-wide generator: no threads
+        losses = self.each(seeded if random else work, len(clients), side_by_side=not random)
         for client, loss in zip(clients, losses, strict=True):
             training.loss[client] = loss[0]
 
@@ -211,6 +210,10 @@ def _obstacle(network: Network, sample: Tensor) -> str:
     except Exception as error:  # anything a user's module may raise under vmap
         return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
     return ""
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=layout(tensor))
 
 
 def _sum_of_outputs(client: Client, batch: Batch) -> Tensor:

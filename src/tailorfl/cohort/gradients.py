@@ -74,9 +74,13 @@ def _unpadded(batch: Batch) -> Batch:
         return batch
     real = max(1, int(batch.valid.sum()))
     inputs, targets, valid, weight = (t[:real] for t in (batch.inputs, batch.targets, batch.valid, batch.weight))
-    if inputs.dim() == 4:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    return Batch(inputs, targets, valid, weight, batch.size)
+    return Batch(inputs.contiguous(memory_format=layout(inputs)), targets, valid, weight, batch.size)
+
+
+def layout(tensor: Tensor) -> torch.memory_format:
+    """On a CPU convolutions of one client are faster with the channels last; a stack's are not."""
+    last = tensor.dim() == 4 and tensor.device.type == "cpu"
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def _first(values: Mapping[str, Tensor]) -> Values:

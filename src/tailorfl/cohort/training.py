@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tailorfl.cohort.gradients import Gradients, Inputs
+from tailorfl.cohort.gradients import Gradients, Inputs, layout
 from tailorfl.cohort.objective import Batch, Objective
 from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.cohort.schedule import Schedule
@@ -212,7 +212,7 @@ class Training:
         return replace(
             self,
             # Copies: autograd watches for changes of a tensor, and other threads change the rest of the stack.
-            values={name: _alone(tensor[client])[None] for name, tensor in self.values.items()},
+            values={name: alone(tensor[client])[None] for name, tensor in self.values.items()},
             samples=self.samples.of(only),
             schedule=schedule,
             own={name: tensor[only] for name, tensor in self.own.items()},
@@ -232,7 +232,6 @@ def _floating(inputs: Tensor) -> torch.dtype:
     return inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    # On a CPU convolutions of one client are faster with the channels last; a stack's are not.
-    last = tensor.dim() == 4 and tensor.device.type == "cpu"
-    return tensor.clone(memory_format=torch.channels_last if last else torch.contiguous_format)
+def alone(tensor: Tensor) -> Tensor:
+    """A copy of one client's tensor, laid out in memory as it is fastest for a client alone."""
+    return tensor.clone(memory_format=layout(tensor))
