@@ -18,7 +18,6 @@ from tailorfl.exchange.messages import Answers, Message
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built
 from tailorfl.study.config import configure
-from tailorfl.study.run import Run
 
 EXACT = {
     "precision": "float64", "partition": "dirichlet", "alpha": 0.5, "samples_per_client": None, "clients": 4,
@@ -323,7 +322,7 @@ def test_what_breaks_the_bounds_of_the_proposition_is_warned_of(caplog: pytest.L
         ({"server_optimizer": "average"}, "allowed: sgd, adam"),
         ({"tau": 0}, "greater than or equal to 1"),
         ({"data": "synthetic", "partition": "natural", "image_size": 16, "network": "stride-cnn", "clients": 4,
-          "samples_per_client": None, "network_options": {"stages": 2}}, "allowed: a network without batch norms"),
+          "samples_per_client": None, "network_options": {"stages": 2}}, "pflego: network stride-cnn has batch norms"),
     ],
     ids=["average", "tau", "norms"],
 )  # fmt: skip
@@ -332,10 +331,9 @@ def test_bad_settings_are_refused(settings: dict, message: str) -> None:
         federation("pflego", **settings)
 
 
-def test_own_classes_need_classes(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    table.write_text("a,y\n" + "".join(f"{k / 7},{k / 3}\n" for k in range(40)))
-    config = configure("fedper", {"data": f"csv:{table}", "clients": 2, "partition": "iid", "own_classes": True,
-                                  "task": "regression"})  # fmt: skip
-    with pytest.raises(UserError, match="own_classes=true"):
-        Run(config, tmp_path / "run").execute()
+def test_a_run_that_was_restored_knows_how_many_samples_there_are() -> None:
+    built = federation("pflego", **{**EXACT, "evaluate": "trained", "clients_per_round": 2})
+    built.loop.round(1)
+    before = built.loop.evaluate(1).personalized.loss.tolist()
+    built.server.samples, built.server.share = 0, 1.0  # as in a server that is read from a checkpoint
+    assert built.loop.evaluate(1).personalized.loss.tolist() == before

@@ -101,7 +101,7 @@ class Cohort:
     @cached_property
     def absent(self) -> Tensor | None:
         """The classes that are out of the question for each client, booleans [clients, classes]; None: none is."""
-        if not self.options.own_classes:
+        if not (self.options.own_classes and self.data.num_classes):
             return None
         counts = self.class_counts()
         return (counts == 0) & (counts.sum(1, keepdim=True) > 0)  # a client without data may have any

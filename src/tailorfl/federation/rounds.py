@@ -86,7 +86,6 @@ class RoundLoop:
         record = Round(number, self.select(number), lr=self.method.rate(number, self.rounds))
         start = self._now()
         self.server.round = number
-        self.server.samples, self.server.share = self.federation.samples, self.share(number)
         self.method.advance(self.server, self.network)
         message = self._message(record, self.method.individual)
         record.bytes_down += sum(map(self.server.hand_out, record.selected))
@@ -131,6 +130,7 @@ class RoundLoop:
 
     def _message(self, record: Round, individual: Callable[[Server, Sequence[int], Network], Values]) -> Message:
         """What the server sends; what each client gets for itself is counted when it is delivered."""
+        self.server.samples, self.server.share = self.federation.samples, self.share(record.number)
         message = self.method.broadcast(self.server)
         record.bytes_down = message.bytes * len(record.selected)
 

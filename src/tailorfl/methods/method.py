@@ -38,6 +38,7 @@ class Method(LocalTraining):
     paper: ClassVar[str] = ""  # authors and year
     shares: ClassVar[str] = ""  # what travels, in a few words
     classes_only: ClassVar[bool] = False  # whether it needs classes, and cannot do regression
+    statistics: ClassVar[bool] = True  # whether it can train networks with the statistics of batch norms
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other defaults, by the value of an option ``preset``
 
     aggregation: Weighing = Field("samples", description="weights of the average: training samples, or uniform")

@@ -11,7 +11,6 @@ from torch import Tensor
 from tailorfl.cohort import Batch, Cohort
 from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.cohort.training import Samples
-from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import ServerOptimizer
 from tailorfl.methods.method import Method
@@ -32,6 +31,7 @@ class PFLEGO(Method):
     name: ClassVar[str] = "pflego"
     paper: ClassVar[str] = "Nikoloutsopoulos et al. 2025"
     shares: ClassVar[str] = "all layers but the head; gradients come back"
+    statistics: ClassVar[bool] = False
 
     tau: int = Field(50, ge=1, description="steps of a client in a round: tau - 1 of the head, then one of all")
     exact: bool = Field(False, description="weigh the head's last step by the client's share of all samples (eq. 5)")
@@ -72,14 +72,6 @@ class PFLEGO(Method):
 
     # The server.
 
-    def start(self, network: Network) -> Server:
-        if network.buffers:
-            raise UserError(
-                f"pflego: network {network.name} has norm layers with statistics, which no gradient carries; "
-                "allowed: a network without batch norms"
-            )
-        return super().start(network)
-
     def broadcast(self, server: Server) -> Message:
         return Message(server.values, {"scale": 1 / server.share, "samples": server.samples})
 
@@ -87,7 +79,7 @@ class PFLEGO(Method):
         """One step along the sum of alpha_i g_i, times I / r (eq. 4); none where nobody answers."""
         total: Values = {}
         for answer in answers:
-            for name, stack in answer.tensors.items():
+            for name, stack in answer.tensors.items() if answer.clients else ():
                 weight = (answer.samples.double() / (server.samples * server.share)).to(stack)
                 part = torch.tensordot(weight, stack, dims=1)
                 total[name] = total[name] + part if name in total else part

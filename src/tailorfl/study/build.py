@@ -55,14 +55,17 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     data = load_data(experiment, data_dir, partition).to(device)
     if config.method.classes_only and data.regression:
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are numbers")
-    if config.method.own_classes and data.regression:
-        raise UserError(f"own_classes=true: the targets of {data.source} are numbers; allowed: false")
     clients = trainable_clients(data)
     held = (data.label_counts() > 0).sum(1).tolist()
     selector = Selector(experiment, clients, tuple(held[client] for client in clients), config.method.everyone_in())
     for doubt in config.method.doubts(len(clients), selector.share(1) * len(clients), experiment.rounds):
         log.warning("%s: %s", config.method_name, doubt)
     network = build_network(experiment, data, device)
+    if network.buffers and not config.method.statistics:
+        raise UserError(
+            f"{config.method_name}: network {network.name} has batch norms, whose statistics no gradient carries; "
+            "allowed: a network without"
+        )
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
         raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")

@@ -81,7 +81,8 @@ class Run:
 
     def _last(self, built: Built, done: int) -> Round:
         """The last round again, for a run that was killed between its last checkpoint and its summary."""
-        return Round(done, [], evaluation=built.loop.evaluate(done))
+        loss = read_lines(self.folder / ROUNDS)[-1]["loss"]
+        return Round(done, [], loss=loss, evaluation=built.loop.evaluate(done))
 
     def _rounds(self, built: Built, done: int) -> Round | None:
         experiment = self.config.experiment
@@ -209,9 +210,6 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
     }
     if record.evaluation:
         line |= accuracies(record.evaluation, data.regression)
-        for name, scores in record.evaluation.others.items():
-            line |= {f"{name}_accuracy": None if data.regression else scores.accuracy}
-            line |= {f"{name}_loss": finite(scores.mean_loss)}
         line |= {name: finite(fmean(values.values())) for name, values in record.evaluation.measures.items()}
         line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
     return line
@@ -240,6 +238,8 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
         "new_client_accuracy": accuracy(evaluation.new),
         "new_client_loss": evaluation.new.mean_loss if evaluation.new else None,
     }
+    for name, scores in evaluation.others.items():
+        found |= {f"{name}_accuracy": accuracy(scores), f"{name}_loss": scores.mean_loss}
     return {key: finite(value) for key, value in found.items()}
 
 
@@ -260,6 +260,7 @@ def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict
         "rounds": last.number,
         "clients": built.data.clients,
         **accuracies(last.evaluation, built.data.regression),
+        "training_loss": finite(last.loss),
         "bytes_up": totals.bytes_up,
         "bytes_down": totals.bytes_down,
         "parameters": network.size(),
