@@ -481,3 +481,14 @@ def test_some_clients_of_a_cohort_train_as_they_do_among_all(mode):
     whole = cohort.fit()
     assert close(part.values, {name: tensor[[0, 2, 3]] for name, tensor in cohort.values.items()})
     assert torch.allclose(loss, whole[[0, 2, 3]], atol=1e-10)
+
+
+def test_parts_of_like_size_have_little_padding_and_the_same_tensors():
+    cohort = make_cohort([40, 21, 19, 12, 10, 4, 1], "mlp", batch_size=0, local_epochs=2)
+    parts = cohort.alike()
+    assert [part.counts.tolist() for part in parts] == [[40, 21], [19, 12, 10], [4], [1]]
+    apart = make_cohort([40, 21, 19, 12, 10, 4, 1], "mlp", batch_size=0, local_epochs=2)
+    cohort.fit()
+    for part in apart.alike():
+        part.fit()
+    assert close(cohort.values, apart.values)  # what a part trains is the cohort's

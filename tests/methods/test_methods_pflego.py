@@ -203,6 +203,19 @@ def test_one_by_one_is_the_same_as_stacked(tau: int) -> None:
     assert close(weights(one), weights(other))
 
 
+def test_clients_of_very_different_size_train_as_they_would_alone(tmp_path: Path) -> None:
+    rows = [f"{k / 9},{k % 3},{'yes' if k % 2 else 'no'},c{client}" for client, n in enumerate((90, 30, 6, 3))
+            for k in range(n)]  # fmt: skip
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,label,who", *rows]) + "\n")
+    table = {"data": f"csv:{tmp_path / 'table.csv'}", "label_column": "label", "client_column": "who",
+             "partition": "natural", "min_samples": 1}  # fmt: skip
+    together, apart = (federation("pflego", **{**EXACT, **table, "tau": 5, "stack_size": size}) for size in (None, 1))
+    assert len(together.federation._cohort(1, largest_first(together)).alike()) > 2
+    run(together)
+    run(apart)
+    assert close(weights(together), weights(apart))
+
+
 # Classes of a client's own.
 
 

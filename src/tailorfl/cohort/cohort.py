@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +123,24 @@ class Cohort:
             clients=tuple(self.clients[row] for row in rows),
             values={name: tensor[at] for name, tensor in self.values.items()},
             memory={name: tensor[at] for name, tensor in self.memory.items()},
+            losses={},
+        )
+
+    def alike(self) -> list["Cohort"]:
+        """The clients in parts of like size, with the same tensors: a table for a part is half padding at most."""
+        counts = self.counts.tolist()
+        starts = [0]
+        for row, count in enumerate(counts):
+            if 2 * count < counts[starts[-1]]:
+                starts.append(row)
+        return [self._between(*ends) for ends in pairwise([*starts, len(self)])]
+
+    def _between(self, start: int, end: int) -> "Cohort":
+        return replace(
+            self,
+            clients=self.clients[start:end],
+            values={name: tensor[start:end] for name, tensor in self.values.items()},
+            memory={name: tensor[start:end] for name, tensor in self.memory.items()},
             losses={},
         )
 

@@ -103,6 +103,12 @@ class PFLEGO(Method):
 
     def train(self, clients: Cohort, received: Message) -> Values:
         clients.load(received.tensors)
+        parts = clients.alike()
+        gradients = [self._train(part, received) for part in parts]
+        clients.losses["train"] = torch.cat([part.losses["train"] for part in parts])
+        return {name: torch.cat([found[name] for found in gradients]) for name in received.tensors}
+
+    def _train(self, clients: Cohort, received: Message) -> Values:
         samples = clients.drawn("augment")
         self._fit_head(clients, samples, self.tau - 1)
         gradients, clients.losses["train"] = clients.gradient(samples=samples)
@@ -111,8 +117,9 @@ class PFLEGO(Method):
             rate *= clients.counts.double() / received.numbers["samples"]
         for name, gradient in gradients.items():
             if name not in received.tensors:
-                clients.values[name] -= rate.to(gradient).reshape(-1, *[1] * (gradient.dim() - 1)) * gradient
-        return {name: gradients[name] for name in received.tensors}
+                step = rate.to(gradient).reshape(-1, *[1] * (gradient.dim() - 1)) * gradient
+                clients.values[name].sub_(step)
+        return gradients
 
     def personalize(self, clients: Cohort, received: Message) -> None:
         super().personalize(clients, received)
@@ -120,7 +127,8 @@ class PFLEGO(Method):
             self._adapt(clients)
 
     def finetune(self, clients: Cohort, epochs: int) -> None:
-        self._fit_head(clients, clients.samples("train"), epochs, self.lr)
+        for part in clients.alike():
+            self._fit_head(part, part.samples("train"), epochs, self.lr)
 
     def others(self, clients: Cohort) -> Mapping[str, Callable[[Batch], Tensor]]:
         """Beside a head that may be from long ago: the same after tau - 1 steps on the body that there is now."""
@@ -131,7 +139,8 @@ class PFLEGO(Method):
         return {"adapted": partial(self.predict, adapted)}
 
     def _adapt(self, clients: Cohort) -> None:
-        self._fit_head(clients, clients.drawn("adapt"), self.tau - 1, self.lr)
+        for part in clients.alike():
+            self._fit_head(part, part.drawn("adapt"), self.tau - 1, self.lr)
 
     def _fit_head(self, clients: Cohort, samples: Samples, steps: int, lr: float | None = None) -> None:
         """Gradient descent on the head alone, on features that are computed once."""
