@@ -89,3 +89,20 @@ def test_a_width_that_is_captured_after_a_run_that_filled_its_room():
     part, expected = gpu.of([2, 3, 4]), cpu.of([2, 3, 4])
     assert torch.allclose(part.fit().cpu(), expected.fit(), atol=1e-9)
     assert close(expected.values, {name: tensor.cpu() for name, tensor in part.values.items()}, 1e-9)
+
+
+@needs_gpu
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_full_batches_and_heads_on_cached_features_are_the_same_there(network):
+    options = {"shape": (3, 16, 16), "batch_size": 0, "local_epochs": 3, "lr": 0.05, "own_classes": True}
+    cpu = make_cohort(UNEQUAL, network, "one-by-one", **options)
+    gpu = on_gpu(make_cohort(UNEQUAL, network, "stacked", **options))
+    for number in (1, 2):
+        cpu.round = gpu.round = number
+        assert torch.allclose(cpu.fit(), gpu.fit().cpu(), atol=1e-9)
+        for cohort in (cpu, gpu):
+            features = cohort.features()
+            cohort.head(features).fit(inputs=features, steps=7, batch_size=0, purpose="head")
+    found = cpu.gradient()[0], {name: tensor.cpu() for name, tensor in gpu.gradient()[0].items()}
+    assert close(*found, 1e-9)
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
