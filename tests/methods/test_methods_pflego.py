@@ -4,12 +4,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from method_runs import SMALL, differences, federation, run, state, whole_and_resumed
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tailorfl.cohort import Engine
@@ -231,22 +230,38 @@ def test_rows_of_the_head_for_classes_that_a_client_lacks_never_move() -> None:
         assert not torch.equal(kept["head.weight"][classes], start[classes])
 
 
-@pytest.mark.parametrize("method", ["pflego", "fedper", "ditto", "fedavg", "fedrod"])
+@pytest.mark.parametrize("method", ["pflego", "fedper", "ditto", "fedavg", "fedrod", "fedbn"])
 def test_no_client_is_ever_told_a_class_that_it_does_not_have(method: str) -> None:
-    built = federation(method, own_classes=True, rounds=1)
+    built = federation(method, own_classes=True, rounds=1, clients_per_round=2)
     run(built)
     (cohort,) = built.federation.served(1, range(6), built.loop.message_for_evaluation())
-    seen = []
+    found = built.loop.evaluate(1).personalized
+    correct, among_all = [], 0
+    for row, client in enumerate(cohort.clients):
+        (batch,) = cohort.samples("test").in_order(10_000)
+        count = int(cohort.samples("test").counts[row])
+        outputs = built.federation.method.predict(cohort, batch)[row, :count]
+        targets = batch.targets[row, :count]
+        classes = built.data.targets[built.data.train.of(client)].unique()
+        correct.append(int((classes[outputs[:, classes].argmax(1)] == targets).sum()))
+        among_all += int((outputs.argmax(1) == targets).sum())
+    measured = dict(zip(found.clients, found.correct.tolist(), strict=True))
+    assert [measured[client] for client in cohort.clients] == correct
+    assert sum(correct) > among_all  # it makes a difference: most clients have not trained yet
 
-    def told(batch: Any) -> Tensor:
-        seen.append(built.federation.method.predict(cohort, batch))
-        return seen[-1]
 
-    scores = cohort.evaluate("test", told)
-    outputs = cohort._possible(torch.cat(seen, dim=1)).argmax(-1)
-    absent = cohort.class_counts() == 0
-    assert not absent.gather(1, outputs).any()
-    assert int(scores.correct.sum()) > 0
+def test_a_test_sample_of_a_class_that_a_client_never_saw_is_missed_at_a_finite_loss() -> None:
+    built = federation("pflego", rounds=1)
+    (cohort,) = built.federation.served(1, range(6), built.loop.message_for_evaluation())
+    before = cohort.evaluate("test")
+    lacking = [int(row.nonzero()[0]) for row in cohort.absent]
+    for row, client in enumerate(cohort.clients):
+        built.data.targets[built.data.test.of(client)[0]] = lacking[row]
+    cohort._samples = {}
+    after = cohort.evaluate("test")
+    assert (after.correct <= before.correct).all()
+    assert (after.correct < after.samples).all()
+    assert (after.loss / after.samples < 20).all()
 
 
 def test_clients_with_different_numbers_of_classes_share_a_stack() -> None:
@@ -314,6 +329,22 @@ def test_a_sample_is_augmented_the_same_way_for_features_and_gradient() -> None:
     assert not torch.equal(cohort.drawn("augment").draws["turns"], samples.draws["turns"])
 
 
+@pytest.mark.parametrize("tau", [1, 3])
+def test_the_gradient_is_that_of_the_samples_as_they_were_augmented(tau: int) -> None:
+    built = federation("pflego", **{**EXACT, "tau": tau, "augment": "rotate"})
+    message = built.loop.message_for_evaluation()
+    cohort = built.federation._cohort(1, largest_first(built))
+    samples = cohort.drawn("augment")
+    sent = built.federation.method.train(cohort, message)
+    turned = federation("pflego", **{**EXACT, "tau": tau})
+    for row, client in enumerate(cohort.clients):
+        for place, image in enumerate(built.data.train.of(client).tolist()):
+            turn = int(samples.draws["turns"][row, place])
+            turned.data.inputs[image] = torch.rot90(built.data.inputs[image], turn, (1, 2))
+    by_hand = turned.federation.method.train(turned.federation._cohort(1, cohort.clients), message)
+    assert close(sent, by_hand)
+
+
 # Warnings and refusals.
 
 
@@ -325,8 +356,19 @@ def test_what_breaks_the_bounds_of_the_proposition_is_warned_of(caplog: pytest.L
         federation("pflego", clients=30, clients_per_round=1, rounds=7)
     assert len(caplog.messages) == 2
     assert "lr=0.001 (beta) is below server_lr=0.003 (rho)" in caplog.messages[0]
-    assert "1 clients in a round are too few" in caplog.messages[1]
+    assert "clients_per_round=1 is too little" in caplog.messages[1]
     assert "it needs 2" in caplog.messages[1]
+
+
+def test_neither_rounding_nor_a_full_first_round_hides_or_makes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        federation("pflego", lr=0.03, clients=49, samples_per_client=12, clients_per_round=1, rounds=20)
+        assert not caplog.messages
+        federation("pflego", lr=0.03, clients=30, clients_per_round=1, rounds=7, everyone_in=[1])
+        federation("pflego", lr=0.03, selection="per-group")
+    assert len(caplog.messages) == 2
+    assert "it needs 2" in caplog.messages[0]
+    assert "not unbiased" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(
@@ -334,10 +376,13 @@ def test_what_breaks_the_bounds_of_the_proposition_is_warned_of(caplog: pytest.L
     [
         ({"server_optimizer": "average"}, "allowed: sgd, adam"),
         ({"tau": 0}, "greater than or equal to 1"),
+        ({"aggregation": "uniform"}, "allowed: samples"),
+        ({"weight_decay": 0.1}, "allowed: 0"),
+        ({"adapt": True, "evaluate": "trained"}, "adapt=true is for evaluate=paper"),
         ({"data": "synthetic", "partition": "natural", "image_size": 16, "network": "stride-cnn", "clients": 4,
-          "samples_per_client": None, "network_options": {"stages": 2}}, "pflego: network stride-cnn has batch norms"),
+          "samples_per_client": None, "network_options": {"stages": 2}}, "pflego: network stride-cnn has statistics"),
     ],
-    ids=["average", "tau", "norms"],
+    ids=str,
 )  # fmt: skip
 def test_bad_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -350,3 +395,37 @@ def test_a_run_that_was_restored_knows_how_many_samples_there_are() -> None:
     before = built.loop.evaluate(1).personalized.loss.tolist()
     built.server.samples, built.server.share = 0, 1.0  # as in a server that is read from a checkpoint
     assert built.loop.evaluate(1).personalized.loss.tolist() == before
+
+
+class Scaled(nn.Module):
+    """Does something after its last layer."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = 10 * self.head(self.body(x))
+        return outputs
+
+
+class Backwards(nn.Module):
+    """Its layers run in another order than they stand in."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, classes)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(x))
+        return outputs
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("network", ["Scaled", "Backwards"])
+def test_a_network_whose_head_cannot_be_trained_apart_is_refused(network: str, own: bool) -> None:
+    built = federation("pflego", network=f"{__name__}:{network}", network_options={}, own_classes=own)
+    with pytest.raises(UserError, match="does not end with its last layer"):
+        run(built)

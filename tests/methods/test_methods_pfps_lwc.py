@@ -1,8 +1,10 @@
 """PFPS-LWC: recall, the light classifier, and what a client keeps."""
 
 import csv
+import json
 import math
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -234,15 +236,30 @@ def test_forgetting_is_measured_client_by_client(tmp_path: Path) -> None:
     with (tmp_path / "run" / "measures.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 5 * 6
-    assert {row["rounds_away"] for row in rows if row["round"] == "1"} == {"0", "-1"}
+    assert {row["rounds_away"] for row in rows if row["round"] == "1"} == {"0.0", ""}
     last = [row for row in rows if row["round"] == "5"]
-    assert max(int(row["rounds_away"]) for row in last) > 0
+    assert max(float(row["rounds_away"] or 0) for row in last) > 0
     with (tmp_path / "run" / "clients.csv").open(newline="") as file:
         served = {row["client"]: float(row["accuracy"]) for row in csv.DictReader(file)}
     for row in last:
         assert float(row["recalled_accuracy"]) == pytest.approx(served[row["client"]])
-        if row["rounds_away"] == "-1":
+        assert (row["rounds_away"] == "") == (row["kept_accuracy"] == "")
+        if not row["rounds_away"]:
             assert row["recalled_accuracy"] == row["received_accuracy"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    kept = [float(row["kept_accuracy"]) for row in rows if row["round"] == "1" and row["kept_accuracy"]]
+    assert len(kept) == 2
+    assert lines[0]["kept_accuracy"] == pytest.approx(mean(kept))
+    assert lines[0]["rounds_away"] == 0
+
+
+def test_where_there_are_no_classes_forgetting_is_a_loss() -> None:
+    data = {"data": "synthetic-regression", "partition": "natural", "samples": 60, "samples_per_client": None}
+    built = federation("pfps-lwc", **{**TWO, **data, "dimension": 5, "network": "mlp", "lr": 0.01}, forgetting=True)
+    found = run(built)[-1].evaluation
+    assert found is not None
+    assert set(found.measures) == {"rounds_away", "received_loss", "recalled_loss", "kept_loss"}
+    assert all(value > 0 for value in found.measures["received_loss"].values())
 
 
 def test_measuring_forgetting_changes_nothing_else() -> None:
@@ -256,6 +273,7 @@ def test_measuring_forgetting_changes_nothing_else() -> None:
     ("settings", "message"),
     [
         ({"recall_layers": 3}, "mlp has 3 layers; allowed: 1 to 2"),
+        ({"network": "linear", "network_options": {}}, "allowed: recall_epochs=0, or a network of more layers"),
         ({"recall_epochs": -1}, "greater than or equal to 0"),
         ({"lam": -0.1}, "greater than or equal to 0"),
         ({"recall_lr": 0}, "greater than 0"),

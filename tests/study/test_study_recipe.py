@@ -583,7 +583,7 @@ def test_what_a_method_measures_is_drawn_over_one_of_its_measures(tmp_path: Path
     by_hand = []
     for seed in (0, 1):
         with (out / "b0.5-p0.3" / "pfps-lwc" / f"seed-{seed}" / "measures.csv").open(newline="") as file:
-            away = [row for row in csv.DictReader(file) if row["rounds_away"] == "0"]
+            away = [row for row in csv.DictReader(file) if row["rounds_away"] == "0.0"]
         late = [row for row in away if row["round"] != "1"]  # of three rounds, those after half of them
         by_hand.append(100 * mean(float(row["kept_accuracy"]) for row in late))
     assert lines["kept accuracy"][0.0] == pytest.approx(by_hand)

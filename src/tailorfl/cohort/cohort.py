@@ -55,7 +55,7 @@ class Cohort:
     losses: Values = field(default_factory=dict)  # mean loss of each client over its steps, by purpose of the fit
 
     def __post_init__(self) -> None:
-        self.plan = self.engine.plan(self.network, self.data.decode(self.data.inputs[:1]))
+        self.plan = self.engine.plan(self.network, self._one_sample())
         self._samples: dict[Split, Samples] = {}
 
     def __len__(self) -> int:
@@ -111,20 +111,18 @@ class Cohort:
         """The clients with their head as the network, to be fitted with ``inputs=features``; of the same tensors."""
         head = self.network.top
         self.engine.plan(head, features[0, :1])  # by what it is given, not by the data's inputs
+        self.network.check_top({name: tensor[0] for name, tensor in self.values.items()}, self._one_sample())
         made = replace(self, network=head, values={name: self.values[name] for name in head.names}, losses={})
         made._samples = self._samples
         return made
 
+    def _one_sample(self) -> Tensor:
+        return self.data.decode(self.data.inputs[:1])
+
     def of(self, rows: Sequence[int]) -> "Cohort":
         """Some of these clients, by their places, with copies of what they have."""
         at = torch.tensor(rows, dtype=torch.int64, device=self.engine.device)
-        return replace(
-            self,
-            clients=tuple(self.clients[row] for row in rows),
-            values={name: tensor[at] for name, tensor in self.values.items()},
-            memory={name: tensor[at] for name, tensor in self.memory.items()},
-            losses={},
-        )
+        return self._part(tuple(self.clients[row] for row in rows), at)
 
     def alike(self) -> list["Cohort"]:
         """The clients in parts of like size, with the same tensors: a table for a part is half padding at most."""
@@ -133,14 +131,15 @@ class Cohort:
         for row, count in enumerate(counts):
             if 2 * count < counts[starts[-1]]:
                 starts.append(row)
-        return [self._between(*ends) for ends in pairwise([*starts, len(self)])]
+        places = [slice(*ends) for ends in pairwise([*starts, len(self)])]
+        return [self._part(self.clients[at], at) for at in places]
 
-    def _between(self, start: int, end: int) -> "Cohort":
+    def _part(self, clients: tuple[int, ...], at: Tensor | slice) -> "Cohort":
         return replace(
             self,
-            clients=self.clients[start:end],
-            values={name: tensor[start:end] for name, tensor in self.values.items()},
-            memory={name: tensor[start:end] for name, tensor in self.memory.items()},
+            clients=clients,
+            values={name: tensor[at] for name, tensor in self.values.items()},
+            memory={name: tensor[at] for name, tensor in self.memory.items()},
             losses={},
         )
 
@@ -311,7 +310,7 @@ class Cohort:
 
     def predict(self, batch: Batch) -> Tensor:
         """The outputs of each client's model on its own batch, [clients, samples, classes]."""
-        return self._possible(self.engine.predict(self.network, self.values, batch.inputs, batch.valid))
+        return self.engine.predict(self.network, self.values, batch.inputs, batch.valid)
 
     def evaluate(self, split: Split, predict: Callable[[Batch], Tensor] | None = None) -> Scores:
         """Loss and hits of each client's model on its own samples of a split."""
@@ -320,15 +319,19 @@ class Cohort:
         correct = torch.zeros(len(self), dtype=torch.int64, device=device)
         loss = torch.zeros(len(self), dtype=torch.float64, device=device)
         for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
-            outputs = self._possible((predict or self.predict)(batch))
-            hits, losses = score(outputs, batch.targets)
+            hits, losses = self._score((predict or self.predict)(batch), batch.targets)
             real = batch.valid > 0
             correct += (hits & real).sum(1)
             loss += losses.where(real, 0.0).sum(1)
         return Scores(samples.counts.cpu(), correct.cpu(), loss.cpu())
 
-    def _possible(self, outputs: Tensor) -> Tensor:
-        return outputs if self.absent is None else without(outputs, self.absent[:, None])
+    def _score(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        hits, losses = score(outputs, targets)
+        if self.absent is None:
+            return hits, losses
+        hits, possible = score(without(outputs, self.absent[:, None]), targets)
+        # A sample of a class that the client never saw is missed, and its loss is that of all classes: not infinite.
+        return hits, torch.where(self.absent.gather(1, targets), losses, possible)
 
     def _own(self, own: Values | None) -> Values:
         """What the objective finds beside a client's model."""

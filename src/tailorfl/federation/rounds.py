@@ -148,7 +148,7 @@ class RoundLoop:
         plain = all(getattr(kind, hook) is getattr(Method, hook) for hook in hooks)
         kept = method.personal(self.network) or method.memory(self.network)
         as_it_is = method.evaluate == "received" or (method.evaluate == "paper" and not method.finetune_epochs)
-        return plain and not kept and as_it_is
+        return plain and not kept and as_it_is and not method.own_classes
 
     def _answers(self, record: Round, message: Message) -> Iterator[Answers]:
         total, samples = 0.0, 0

@@ -28,7 +28,7 @@ def two_heads(client: Client, batch: Batch) -> Tensor:
     generic = class_losses(model.head(features) + client.own["prior"], batch.targets)
     names = client.network.layers[-1].parameters
     both = {name: client.values[name].detach() + client.values[OWN + name] for name in names}
-    personalized = class_losses(client.network.head(both, features.detach(), train=True), batch.targets)
+    personalized = class_losses(replace(client, values=both).head(features.detach()), batch.targets)
     return batch.mean(generic) + batch.mean(personalized)
 
 

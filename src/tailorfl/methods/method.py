@@ -64,7 +64,7 @@ class Method(LocalTraining):
         """The method for an experiment of so many rounds: options that follow from it filled in, or refused."""
         return self
 
-    def doubts(self, clients: int, per_round: float, rounds: int) -> tuple[str, ...]:
+    def doubts(self, clients: int, per_round: float, rounds: int, selection: str) -> tuple[str, ...]:
         """What to warn of before an experiment with so many clients, so many of them a round, and so many rounds."""
         return ()
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from tailorfl.cohort import Batch, Cohort
@@ -51,13 +51,25 @@ class PFLEGO(Method):
             raise ValueError("the server receives gradients, of which there is no average to take; allowed: sgd, adam")
         return kind
 
-    def doubts(self, clients: int, per_round: float, rounds: int) -> tuple[str, ...]:
-        """The conditions of proposition 2 that can be checked."""
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.aggregation != "samples":
+            raise ValueError(f"aggregation={self.aggregation}: gradients are weighted by samples; allowed: samples")
+        if self.weight_decay:
+            raise ValueError(f"weight_decay={self.weight_decay:g}: the joint gradient has none; allowed: 0")
+        if self.adapt and self.evaluate != "paper":
+            raise ValueError(f"adapt=true is for evaluate=paper, and it is {self.evaluate}")
+        return self
+
+    def doubts(self, clients: int, per_round: float, rounds: int, selection: str) -> tuple[str, ...]:
+        """The conditions of proposition 2 that can be checked, and of proposition 1."""
         found = []
         least = clients // (4 * rounds) + 1
+        if selection == "per-group":
+            found.append("with selection=per-group clients differ in their chance to take part: steps are not unbiased")
         if per_round < least:
             found.append(
-                f"{per_round:g} clients in a round are too few for proposition 2: of {clients} clients, in {rounds} "
+                f"clients_per_round={per_round:g} is too little for proposition 2: of {clients} clients, in {rounds} "
                 f"rounds, it needs {least}"
             )
         if self.lr < self.server_lr:

@@ -131,8 +131,12 @@ class PFPSLWC(FedPer):
         self.recall(recalled)
         kept.load(self._last_body(clients))
         known = {"received": fresh, "recalled": recalled, "kept": kept}
-        away = torch.where(last > 0, clients.round - last, -1)  # -1: never took part
-        return {"rounds_away": away, **{f"{name}_accuracy": _accuracy(model) for name, model in known.items()}}
+        never = last == 0
+        away = (clients.round - last).double().masked_fill(never, torch.nan)
+        scores = {name: _score(model) for name, model in known.items()}
+        scores["kept"] = scores["kept"].masked_fill(never.cpu(), torch.nan)
+        kind = "accuracy" if clients.data.num_classes else "loss"
+        return {"rounds_away": away, **{f"{name}_{kind}": score for name, score in scores.items()}}
 
     def _fit(self, clients: Cohort, **how: Any) -> None:
         layers = clients.network.layers[-max(1, self.personal_layers) :]
@@ -150,12 +154,13 @@ class PFPSLWC(FedPer):
 
     def _check(self, network: Network) -> None:
         if self.recall_layers >= len(network.layers):
-            raise UserError(
-                f"recall_layers={self.recall_layers}: {network.name} has {len(network.layers)} layers; "
-                f"allowed: 1 to {len(network.layers) - 1}"
-            )
+            most = len(network.layers) - 1
+            allowed = f"1 to {most}" if most else "recall_epochs=0, or a network of more layers"
+            there = f"{network.name} has {len(network.layers)} layers"
+            raise UserError(f"recall_layers={self.recall_layers}: {there}; allowed: {allowed}")
 
 
-def _accuracy(clients: Cohort) -> Tensor:
+def _score(clients: Cohort) -> Tensor:
+    """The accuracy of each client on its test data; the loss, where there are no classes."""
     scores = clients.evaluate("test")
-    return scores.correct / scores.samples.clamp(min=1)
+    return (scores.correct if clients.data.num_classes else scores.loss) / scores.samples.clamp(min=1)

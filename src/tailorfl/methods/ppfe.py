@@ -338,8 +338,9 @@ class PPFE(Method):
         if number == 1 or self.members == "last":
             return super().deployed(clients)
         models = [*(self._model(clients, earlier) for earlier in range(1, number)), clients]
-        modules = [super(PPFE, self).deployed(model) for model in models]
-        return Ensemble(modules, clients.memory["beta"][0, :number].clone(), self._how(clients))
+        modules = [self.network_with_values(model) for model in models]
+        beta = clients.memory["beta"][0, :number].clone()
+        return self.possible(clients, Ensemble(modules, beta, self._how(clients)))
 
     # Reports.
 

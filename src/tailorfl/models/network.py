@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tailorfl.errors import UserError
 from tailorfl.models.norm import valid_samples
 
 Values = dict[str, Tensor]
@@ -57,6 +58,7 @@ class Network:
         self.names = self.parameters + self.buffers
         self.norm = frozenset(_norm_names(self.module)) & frozenset(self.names)
         self._copies = threading.local()
+        self._top_checked = False
 
     @cached_property
     def top(self) -> "Network":
@@ -64,6 +66,20 @@ class Network:
         head = self.layers[-1].name
         module = nn.Sequential(OrderedDict({head: copy.deepcopy(self.module.get_submodule(head))}))
         return Network(module, f"the head of {self.name}", self.device)
+
+    def check_top(self, values: Mapping[str, Tensor], sample: Tensor) -> None:
+        """Refuse a network that does more after its head, or something else: found out by trying, once."""
+        if self._top_checked:
+            return
+        features = self.features(values, sample, None, train=False)
+        own = {name: values[name] for name in self.top.names}
+        apart, whole = self.top.forward(own, features, None, False), self.forward(values, sample, None, False)
+        if apart.shape != whole.shape or not torch.allclose(apart, whole, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise UserError(
+                f"network {self.name} does not end with its last layer, {self.layers[-1].name}: its head cannot be "
+                "trained apart; allowed: children in the order in which they run, and nothing after the last"
+            )
+        self._top_checked = True
 
     def below(self, head: int) -> tuple[Layer, ...]:
         """All layers but so many at the head."""
@@ -108,7 +124,7 @@ class Network:
             return reached.features
         finally:
             hook.remove()
-        raise ValueError(f"the forward pass of {self.name} does not reach its layer {first}")
+        raise UserError(f"network {self.name}: its forward pass does not call its layer {first}, as it must here")
 
     def head(self, values: Mapping[str, Tensor], features: Tensor, train: bool, valid: Tensor | None = None) -> Tensor:
         """The head alone, on features that were computed before."""

@@ -58,13 +58,14 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     clients = trainable_clients(data)
     held = (data.label_counts() > 0).sum(1).tolist()
     selector = Selector(experiment, clients, tuple(held[client] for client in clients), config.method.everyone_in())
-    for doubt in config.method.doubts(len(clients), selector.share(1) * len(clients), experiment.rounds):
+    least = round(min(map(selector.share, range(1, experiment.rounds + 1))) * len(clients), 9)
+    for doubt in config.method.doubts(len(clients), least, experiment.rounds, experiment.selection):
         log.warning("%s: %s", config.method_name, doubt)
     network = build_network(experiment, data, device)
     if network.buffers and not config.method.statistics:
         raise UserError(
-            f"{config.method_name}: network {network.name} has batch norms, whose statistics no gradient carries; "
-            "allowed: a network without"
+            f"{config.method_name}: network {network.name} has statistics ({network.buffers[0]}), which no gradient "
+            "carries; allowed: a network without batch norms"
         )
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":

@@ -327,7 +327,7 @@ def _rounds(outcome: Outcome, column: str) -> dict[str, Line]:
 
 
 def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
-    """Means over the clients that a method measured, evaluations together; those at -1 have nothing to show."""
+    """Means over the clients that a method measured, evaluations together; rows without a place are left out."""
     recipe = outcome.plan.recipe
     found: dict[str, Line] = {}
     for row, at, seed in outcome.summaries:
@@ -337,7 +337,7 @@ def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
         with measured.open(newline="") as file:
             every = list(csv.DictReader(file))
         first = recipe.since * max((int(one["round"]) for one in every), default=0)
-        rows = [one for one in every if int(one["round"]) > first and float(one[recipe.against or ""]) >= 0]
+        rows = [one for one in every if int(one["round"]) > first and float(one[recipe.against or ""] or -1) >= 0]
         for line in recipe.lines:
             groups: Line = {}
             for one in rows:

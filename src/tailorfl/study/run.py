@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -163,7 +163,9 @@ class Run:
             if not self.totals.measures_bytes:
                 writer.writerow(["round", "client", *measures])
             for client in next(iter(measures.values())):
-                writer.writerow([record.number, data.names[client], *(found[client] for found in measures.values())])
+                writer.writerow(
+                    [record.number, data.names[client], *(_shown(found[client]) for found in measures.values())]
+                )
             file.flush()
             os.fsync(file.fileno())
             self.totals.measures_bytes = file.tell()
@@ -210,9 +212,19 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
     }
     if record.evaluation:
         line |= accuracies(record.evaluation, data.regression)
-        line |= {name: finite(fmean(values.values())) for name, values in record.evaluation.measures.items()}
+        line |= {name: _mean(values.values()) for name, values in record.evaluation.measures.items()}
         line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
     return line
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """Over the clients of which there is something to measure."""
+    there = [value for value in values if not math.isnan(value)]
+    return finite(fmean(there)) if there else None
+
+
+def _shown(value: float) -> float | str:
+    return "" if math.isnan(value) else value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
