@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import UserError
-from tailorfl.federation.selection import how_many, select
+from tailorfl.federation.selection import expected, how_many, select
 from tailorfl.study.build import Selector
 from tailorfl.study.config import Experiment
 
@@ -107,3 +107,13 @@ def test_clients_with_the_same_number_of_classes_are_a_group() -> None:
     for number in range(1, 20):
         chosen = selector(number)
         assert [sum(client < 110 for client in chosen), len(chosen)] == [2, 6]
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 0.1, 0.34, 1.0])
+@pytest.mark.parametrize("groups", [(), (2, 2, 2, 5, 5, 9, 2, 5)])
+def test_the_expected_number_of_clients_is_that_which_is_drawn(wanted, groups):
+    for selection in ("uniform", "per-group"):
+        drawn = {len(select(selection, wanted, range(8), number, 0, groups)) for number in range(1, 6)}
+        assert drawn == {expected(selection, wanted, 8, groups)}
+    rounds = [len(select("binomial", wanted, range(8), number, 0)) for number in range(1, 2001)]
+    assert sum(rounds) / len(rounds) == pytest.approx(expected("binomial", wanted, 8), abs=0.15)

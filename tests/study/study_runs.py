@@ -2,13 +2,16 @@
 
 import csv
 import json
+import logging
 import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tailorfl.cli import main
@@ -18,6 +21,9 @@ from tailorfl.study.config import Config, configure
 from tailorfl.study.run import Run
 
 torch.set_num_threads(1)
+
+Said = tuple[int, str, str]
+Tailor = Callable[..., Said]
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -111,3 +117,17 @@ def _command(arguments: list[str], die_at: tuple[str, int] | None) -> None:
     sys.argv = ["tailor", *arguments]
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (closed with the process)
     main()
+
+
+def command(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
+    patch.setattr(sys, "argv", ["tailor", "reproduce", *arguments])
+    root, package = logging.getLogger(), logging.getLogger("tailorfl")
+    handlers, levels = list(root.handlers), (root.level, package.level)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        package.setLevel(levels[1])
+    return int(ended.value.code or 0)

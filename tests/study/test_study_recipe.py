@@ -2,10 +2,8 @@
 
 import csv
 import json
-import logging
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -13,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from study_runs import identical, start, without_times
+from study_runs import Tailor, command, identical, start, without_times
 
-from tailorfl.cli import main
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method, methods
 from tailorfl.study.outcome import Outcome, _measures, judge, published_scores
@@ -174,20 +171,6 @@ def write(folder: Path, published: str = PUBLISHED, name: str = "mine", **studie
     return file
 
 
-def command(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
-    patch.setattr(sys, "argv", ["tailor", "reproduce", *arguments])
-    root, package = logging.getLogger(), logging.getLogger("tailorfl")
-    handlers, levels = list(root.handlers), (root.level, package.level)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(levels[0])
-        package.setLevel(levels[1])
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the small study, run to its end, with the recipe beside it."""
@@ -195,26 +178,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         assert command([str(write(folder)), "-q", "--out", str(folder / "out")], patch) == 0
     return folder / "out"
-
-
-Said = tuple[int, str, str]
-Tailor = Callable[..., Said]
-
-
-@pytest.fixture
-def tailor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tailor:
-    """``tailor reproduce`` in an empty folder without data: status, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("TAILOR_DATA", raising=False)
-
-    def run(*arguments: str) -> Said:
-        capsys.readouterr()
-        status = command(list(arguments), monkeypatch)
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
 
 
 def summary(folder: Path, row: str, column: str, seed: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import csv
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from study_runs import Tailor
 from torch import Tensor
 
-from tailorfl.cli import main
 from tailorfl.errors import UserError
 from tailorfl.study.reproduce import STUDIES, read_options
 from tailorfl.study.ridge import (
@@ -239,26 +238,6 @@ def test_in_between_ppfe_is_better_than_both(panel_b: Any, ratio: float | str) -
 
 
 # The command.
-
-Said = tuple[int, str, str]
-Tailor = Callable[..., Said]
-
-
-@pytest.fixture
-def tailor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tailor:
-    """The command ``tailor reproduce`` in an empty folder: status, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def command(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["tailor", "reproduce", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return command
 
 
 def test_without_a_name_the_studies_are_listed(tailor: Tailor) -> None:

@@ -1,6 +1,7 @@
 """Who takes part in a round."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
@@ -21,6 +22,16 @@ def how_many(wanted: int | float, clients: int) -> int:
 def share(wanted: int | float, clients: int) -> float:
     """A fraction of clients from a number or a fraction."""
     return wanted if isinstance(wanted, float) and wanted <= 1 else min(1.0, wanted / clients)
+
+
+def expected(selection: Selection, wanted: int | float, clients: int, groups: Sequence[Hashable] = ()) -> float:
+    """How many clients a round has, on average; without drawing any."""
+    part = share(wanted, clients)
+    if selection == "binomial":
+        return part * clients
+    if selection == "per-group":
+        return sum(how_many(part, size) for size in Counter(groups or [0] * clients).values())
+    return how_many(wanted, clients)
 
 
 def select(

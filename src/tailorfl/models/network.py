@@ -72,8 +72,7 @@ class Network:
         if self._top_checked:
             return
         features = self.features(values, sample, None, train=False)
-        own = {name: values[name] for name in self.top.names}
-        apart, whole = self.top.forward(own, features, None, False), self.forward(values, sample, None, False)
+        apart, whole = self.head(values, features, train=False), self.forward(values, sample, None, train=False)
         if apart.shape != whole.shape or not torch.allclose(apart, whole, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise UserError(
                 f"network {self.name} does not end with its last layer, {self.layers[-1].name}: its head cannot be "

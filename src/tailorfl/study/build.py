@@ -23,7 +23,7 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
 from tailorfl.federation.rounds import RoundLoop
-from tailorfl.federation.selection import select, share
+from tailorfl.federation.selection import expected, select
 from tailorfl.models import Network, build_module, networks
 from tailorfl.seeding import derive
 from tailorfl.study.config import Config, Experiment
@@ -181,9 +181,8 @@ class Selector:
         """The chance of a client to take part in a round, on average over the clients."""
         if self._everyone(number):
             return 1.0
-        if self.experiment.selection == "binomial":
-            return share(self._wanted(), len(self.clients))
-        return len(self(number)) / len(self.clients)
+        clients = len(self.clients)
+        return expected(self.experiment.selection, self._wanted(), clients, self.groups) / clients
 
     def _everyone(self, number: int) -> bool:
         rounds = self.experiment.rounds
