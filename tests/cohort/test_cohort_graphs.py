@@ -8,8 +8,10 @@ from small_cohorts import close, make_cohort
 from torch import Tensor, nn
 
 from tailorfl.cohort import Engine
-from tailorfl.cohort.graphs import roomy
+from tailorfl.cohort.gradients import stacked_gradients
+from tailorfl.cohort.graphs import _load, _static_copy, roomy
 from tailorfl.cohort.objective import Batch, Client, cross_entropy
+from tailorfl.cohort.training import Training
 from tailorfl.data import Augmentation
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -106,3 +108,31 @@ def test_full_batches_and_heads_on_cached_features_are_the_same_there(network):
     found = cpu.gradient()[0], {name: tensor.cpu() for name, tensor in gpu.gradient()[0].items()}
     assert close(*found, 1e-9)
     assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
+
+
+@pytest.mark.parametrize(("batch_size", "own_classes"), [(0, True), (0, False), (5, True)])
+def test_tensors_with_room_train_like_those_without(batch_size, own_classes, monkeypatch):
+    """What graphs replay, without graphs: the steps of a training that was laid into a larger one's place."""
+    sizes = []
+
+    def in_larger_tensors(engine: Engine, training: Training) -> None:
+        static = _static_copy(training)
+        sizes.append((training.batches.targets.shape[2], static.batches.targets.shape[2]))
+        for tensor in static.batches.tensors().values():
+            tensor.fill_(1)  # what an earlier, larger cohort has left
+        _load(static, training)
+        gradients = stacked_gradients(training.network, training.objective)
+        static.run(lambda active: static.step(min(roomy(active), len(training.samples.rows)), gradients))
+        for name, tensor in training.values.items():
+            tensor.copy_(static.values[name][: len(tensor)])
+        training.loss.copy_(static.loss[: len(training.loss)])
+
+    counts = [*[45] * 8, 33, 9]
+    options = {"batch_size": batch_size, "local_epochs": 3, "lr": 0.05, "own_classes": own_classes}
+    plain, roomier = (make_cohort(counts, "mlp", "stacked", **options) for _ in range(2))
+    losses = [plain.fit()]
+    monkeypatch.setattr(Engine, "run", in_larger_tensors)
+    losses.append(roomier.fit())
+    assert torch.allclose(*losses, atol=1e-10)
+    assert close(plain.values, roomier.values)
+    assert sizes == [(45, 48) if batch_size == 0 else (5, 5)]

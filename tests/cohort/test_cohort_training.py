@@ -95,16 +95,34 @@ def test_adam_is_the_same_stacked_and_alone():
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1}])
+@pytest.mark.parametrize("batch_size", [4, 0])
 @pytest.mark.parametrize("network", ["mlp", "stride-cnn"])
-def test_a_traced_step_computes_what_vmap_computes(network, options, monkeypatch):
+def test_a_traced_step_computes_what_vmap_computes(network, batch_size, options, monkeypatch):
     results = []
+    given = {"shape": (3, 16, 16), "batch_size": batch_size, "local_epochs": 2, "own_classes": True, **options}
     for traced_steps in (10**9, 1):
         monkeypatch.setattr(traces, "TRACED_STEPS", traced_steps)
-        cohort = make_cohort(UNEQUAL, network, "stacked", shape=(3, 16, 16), batch_size=4, local_epochs=2, **options)
-        cohort.fit()
+        cohort = make_cohort(UNEQUAL, network, "stacked", **given)
+        for cohort.round in (1, 2):  # what is computed once for a fit must not be that of the fit before
+            cohort.fit()
         results.append(cohort.values)
         assert bool(cohort.engine.traces.programs) == (traced_steps == 1)
     assert close(*results)
+
+
+def test_steps_on_one_batch_share_what_no_step_changes(monkeypatch):
+    monkeypatch.setattr(traces, "TRACED_STEPS", 1)
+    work = {}
+    for network in ("mlp", "stride-cnn"):
+        cohort = make_cohort(UNEQUAL, network, "stacked", shape=(3, 16, 16), batch_size=0, momentum=0.0)
+        cohort.fit(train=cohort.network.names_of(cohort.network.layers[-1:]))
+        (program,) = cohort.engine.traces.programs.values()
+        work[network] = [
+            sum(node.target == torch.ops.aten.bmm.default for node in part.graph.nodes)
+            for part in (program.before, program.after)
+        ]
+    assert work["mlp"] == [1, 2]  # the layer below the head, once; the head and its gradient, in every step
+    assert work["stride-cnn"][0] == 0  # batch norms change their statistics in every step
 
 
 def loss_of_a_sum(client: Client, batch: Batch) -> torch.Tensor:

@@ -59,7 +59,9 @@ class Engine:
         self.mode = mode
         self.fixed_stack_size = stack_size
         self.workers = workers or torch.get_num_threads()
-        self.graphs = GraphCache() if device.type == "cuda" else None
+        # What is free at the start: graphs that are kept take from it, and make room for others when it is used up.
+        self.memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+        self.graphs = GraphCache(int(self.memory * _GPU_MEMORY_SHARE)) if device.type == "cuda" else None
         self.traces = TraceCache()
         self._pool: ThreadPoolExecutor | None = None
         self._plans: dict[int, Plan] = {}
@@ -86,10 +88,9 @@ class Engine:
         if self.fixed_stack_size:
             return self.fixed_stack_size
         if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
             # Weights, gradients, optimizer state, and the static copies of the graphs; activations and theirs.
             client = plan.numbers * 4 * 8 + 3 * batch_size * plan.activation_bytes
-            return max(1, int(free * _GPU_MEMORY_SHARE) // client)
+            return max(1, int(self.memory * _GPU_MEMORY_SHARE) // client)
         if plan.stacked:
             return max(1, _CPU_STACK_NUMBERS // plan.numbers)
         return max(self.workers, min(64 * self.workers, _CPU_HELD_BYTES // (plan.numbers * 4)))

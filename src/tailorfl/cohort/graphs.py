@@ -1,5 +1,6 @@
 """Training steps as CUDA graphs: captured once for a shape, replayed for every step of every round."""
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -7,9 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tailorfl.cohort.gradients import Gradients
+from tailorfl.cohort.gradients import Gradients, stacked_gradients
 from tailorfl.cohort.objective import Objective
 from tailorfl.cohort.schedule import Schedule
+from tailorfl.cohort.traces import Program
 from tailorfl.cohort.training import Training
 from tailorfl.models.network import Network, Values
 from tailorfl.models.slicing import leading
@@ -24,37 +26,61 @@ def roomy(number: int) -> int:
 
 
 class GraphCache:
-    """The captured programs of one engine, the least recently used dropped first."""
+    """The captured programs of one engine, the least recently used dropped first.
 
-    def __init__(self, capacity: int = 12) -> None:
+    A program holds the memory of its steps for as long as it lives. There are at most ``capacity`` of them, and fewer
+    where a new one would find less than ``room`` bytes free.
+    """
+
+    def __init__(self, room: int, capacity: int = 12) -> None:
+        self.room = room
         self.capacity = capacity
         self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
 
     def run(self, training: Training, kind: Callable[[Network, Objective], Gradients]) -> None:
         """Train as ``training.run`` does, by replaying graphs of its steps."""
         key = (kind, _key(training))
-        program = self.programs.pop(key, None) or _Program(training, kind(training.network, training.objective))
+        program = self.programs.pop(key, None)
+        if program is None:
+            self._make_room()
+            program = _Program(training, kind)
         program.run(training)
         self.programs[key] = program  # only now: one that could not be captured is not kept
-        while len(self.programs) > self.capacity:
+
+    def _make_room(self) -> None:
+        while len(self.programs) >= self.capacity or (self.programs and _free() < self.room):
             self.programs.popitem(last=False)
+            gc.collect()
 
 
 class _Program:
     """Static tensors with room for one shape of training, and a graph for each width of the shrinking stack."""
 
-    def __init__(self, training: Training, gradients: Gradients) -> None:
+    def __init__(self, training: Training, kind: Callable[[Network, Objective], Gradients]) -> None:
         self.static = _static_copy(training)
-        self.gradients = gradients
+        self.gradients = kind(training.network, training.objective)
+        self.split = training.schedule.whole and kind is stacked_gradients
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.before: dict[int, torch.cuda.CUDAGraph] = {}  # what a width's steps have in common
 
     def run(self, training: Training) -> None:
         clients = len(training.samples.rows)
         for active in set(training.widths()):  # captures run steps: all of them before the tensors are loaded
             self._width(active, clients)
         _load(self.static, training)
-        self.static.run(lambda active: self.graphs[self._width(active, clients)].replay())
+        last = None
+
+        def step(active: int) -> None:
+            nonlocal last
+            width = self._width(active, clients)
+            # Only now: memory of what a width has in common may have served the steps of a larger one.
+            if self.split and width != last:
+                self.before[width].replay()
+            self.graphs[width].replay()
+            last = width
+
+        self.static.run(step)
         for name, tensor in training.values.items():
             tensor.copy_(self.static.values[name][:clients])
         training.loss.copy_(self.static.loss[:clients])
@@ -67,25 +93,35 @@ class _Program:
         return chosen
 
     def _capture(self, width: int) -> torch.cuda.CUDAGraph:
+        gradients = self._of_one_batch(width) if self.split else self.gradients
         # Two steps on a side stream first: libraries choose their kernels and allocate what a capture may not.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self.static.done.zero_()  # a run before this one has left it at its last step
-                self.static.step(width, self.gradients)
+                self.static.step(width, gradients)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self.static.step(width, self.gradients)
+            self.static.step(width, gradients)
         return graph
+
+    def _of_one_batch(self, width: int) -> Gradients:
+        """The gradients of steps that all see the same batch; what these have in common is a graph by itself."""
+        program = Program(self.gradients, self.static.inputs(width))
+        program.of_one_batch(self.static.inputs(width))
+        torch.cuda.synchronize()
+        self.before[width] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.before[width], pool=self.pool):
+            return program.of_one_batch(self.static.inputs(width))
 
 
 def _key(training: Training) -> Hashable:
     def shapes(values: Values, skip: int) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
         return tuple((name, tensor.shape[skip:], tensor.dtype) for name, tensor in values.items())
 
-    steps, clients, size = training.schedule.positions.shape
+    steps, clients, _ = training.schedule.positions.shape
     samples = training.samples
     return (
         id(training.network),
@@ -94,7 +130,7 @@ def _key(training: Training) -> Hashable:
         training.optimizer,
         training.trained,
         training.augmentation,
-        (roomy(steps), roomy(clients), size, roomy(samples.rows.shape[1])),
+        (roomy(steps), roomy(clients), _batch_size(training), roomy(samples.rows.shape[1])),
         training.schedule.whole,
         samples.weights is None,
         None if samples.inputs is None else samples.inputs.shape[2:],
@@ -128,12 +164,23 @@ def _static_copy(training: Training) -> Training:
             inputs=None if cached is None else room(cached, clients, longest),
         ),
         schedule=Schedule(
-            room(training.schedule.positions, steps, clients),
+            room(training.schedule.positions, steps, clients, _batch_size(training)),
             {name: room(numbers, steps, clients) for name, numbers in training.schedule.draws.items()},
             torch.zeros(clients, dtype=torch.int64, device=device),
             whole=training.schedule.whole,
         ),
     )
+
+
+def _free() -> int:
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def _batch_size(training: Training) -> int:
+    """With room where a batch is all that a client has: that differs from cohort to cohort."""
+    size = training.schedule.positions.shape[2]
+    return roomy(size) if training.schedule.whole else size
 
 
 def _load(static: Training, training: Training) -> None:

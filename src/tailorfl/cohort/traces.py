@@ -6,7 +6,8 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -24,7 +25,7 @@ class TraceCache:
 
     def __init__(self, capacity: int = 64) -> None:
         self.capacity = capacity
-        self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
+        self.programs: OrderedDict[Hashable, Program] = OrderedDict()
 
     def run(self, training: Training) -> None:
         """Train a stack, tracing the shapes that have many steps.
@@ -56,17 +57,17 @@ class TraceCache:
         inputs = training.inputs(width)
         key = (id(training.network), training.objective, training.optimizer.momentum, _shapes(inputs))
         if key not in self.programs:
-            self.programs[key] = _Program(eager, inputs, training.optimizer.momentum)
+            self.programs[key] = Program(eager, inputs, training.optimizer.momentum)
             while len(self.programs) > self.capacity:
                 self.programs.popitem(last=False)
         self.programs.move_to_end(key)
-        return self.programs[key]
+        return self.programs[key].of_one_batch(inputs) if training.schedule.whole else self.programs[key]
 
 
-class _Program:
+class Program:
     """The gradients of one shape as a flat list of tensor operations."""
 
-    def __init__(self, eager: Gradients, inputs: Inputs, momentum: float) -> None:
+    def __init__(self, eager: Gradients, inputs: Inputs, momentum: float = 0.0) -> None:
         leaves, form = pytree.tree_flatten(inputs)
 
         def flat(*tensors: Tensor) -> list[Tensor]:
@@ -80,11 +81,63 @@ class _Program:
         if inputs.velocity:
             _add_to_velocities(module, len(inputs.trained), momentum)
         self.traced: Callable[..., list[Tensor]] = module.forward
+        self.before, self.after = _split(module, len(inputs.trained), len(inputs.velocity))
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> tuple[Values, Tensor]:
         *found, losses = self.traced(*_leaves(inputs))
         return dict(zip(inputs.trained, found, strict=True)), losses
+
+    @torch.no_grad()
+    def of_one_batch(self, inputs: Inputs) -> Gradients:
+        """The same for steps that all see this batch: what depends on nothing that is trained is computed here."""
+        known = self.before.forward(*_leaves(inputs))
+
+        @torch.no_grad()
+        def compute(inputs: Inputs) -> tuple[Values, Tensor]:
+            *found, losses = self.after.forward(*_leaves(inputs), *known)
+            return dict(zip(inputs.trained, found, strict=True)), losses
+
+        return compute
+
+
+def _split(module: GraphModule, trained: int, velocities: int) -> tuple[GraphModule, GraphModule]:
+    """What can be computed before the first step, and a step that is given it beside its inputs."""
+    nodes = list(module.graph.nodes)
+    given = [node for node in nodes if node.op == "placeholder"]
+    early = _early(nodes, given[trained : len(given) - velocities])
+    known = [node for node in early if any(user not in early for user in node.users)]
+    before, after = Graph(), Graph()
+    copies = {node: before.node_copy(node) for node in given}
+    for node in early:
+        copies[node] = before.node_copy(node, copies.__getitem__)
+    before.output([copies[node] for node in known])
+    copies = {node: after.node_copy(node) for node in given}
+    copies |= {node: after.placeholder(f"known_{k}") for k, node in enumerate(known)}
+    for node in nodes:
+        if node not in early and node not in copies:
+            copies[node] = after.node_copy(node, copies.__getitem__)
+    return GraphModule(module, before), GraphModule(module, after)
+
+
+def _early(nodes: list[Node], fixed: list[Node]) -> dict[Node, None]:
+    """What depends on inputs alone that no step changes, in order."""
+    if not all(_pure(node) or node.target == torch.ops.aten.baddbmm_.default for node in nodes):
+        return {}  # batch norms change their statistics: what reads them must follow
+    early: dict[Node, None] = {}
+    for node in nodes:
+        computed = node.op in ("call_function", "get_attr") and _pure(node)
+        if computed and all(source in early or source in fixed for source in node.all_input_nodes):
+            early[node] = None
+    return early
+
+
+def _pure(node: Node) -> bool:
+    """Whether an operation gives the same each time and changes none of its inputs."""
+    operation = node.target
+    if not isinstance(operation, OpOverload):
+        return True
+    return not (operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags)
 
 
 def _add_to_velocities(module: GraphModule, trained: int, momentum: float) -> None:

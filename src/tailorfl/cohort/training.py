@@ -99,12 +99,12 @@ class Batches:
     def at(self, step: Tensor, width: int) -> "Batches":
         """One step of the first clients, [width, size]; the step is a tensor, so that a CUDA graph can advance it."""
 
-        last = len(self.found) - 1  # one batch that is everything is laid out once, for all steps
-        at = min(int(step), last) if step.device.type == "cpu" else None
-        place = step.clamp(max=last) if at is None else step
+        at = None if step.device.type == "cuda" else int(step)
+        if len(self.found) == 1:  # the batch that is everything is laid out once, for all steps
+            at = 0
 
         def pick(tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, place)[0, :width] if at is None else tensor[at, :width]
+            return tensor.index_select(0, step)[0, :width] if at is None else tensor[at, :width]
 
         draws = {name: pick(numbers) for name, numbers in self.draws.items()}
         valid = pick(self.valid)
