@@ -15,7 +15,7 @@ from study_runs import Tailor, command, identical, start, without_times
 
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method, methods
-from tailorfl.study.outcome import Outcome, _measures, judge, published_scores
+from tailorfl.study.outcome import Outcome, _apart, _measures, judge, published_scores
 from tailorfl.study.progress import StopOnInterrupt
 from tailorfl.study.recipe import Recipe, find_recipe, plan, read_file, recipes
 
@@ -445,6 +445,14 @@ def test_sweeps_and_curves_are_drawn(tmp_path: Path, tailor: Tailor, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, out, err = tailor(f"{file}#curves", "--resume", "--out", "curves", "-q")
     assert (status, "install tailorfl[plot]" in err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "apart"),
+    [([3], True), ([0, 0.02, 1.0], False), ([0, 0.25, 1.0], True), ([8, 16, 32, 64, 128], True), ([1, 99, 100], False)],
+)
+def test_values_of_a_sweep_that_are_too_near_to_be_written_side_by_side(values: list[float], apart: bool) -> None:
+    assert _apart(values) == apart
 
 
 def test_curves_are_read_round_by_round(tmp_path: Path, measured: Path) -> None:

@@ -2,8 +2,9 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -18,6 +19,7 @@ from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe
 from tailorfl.study.run import MAY_CHANGE, MEASURES
 
 RESULTS, TABLE = "results.csv", "table.md"
+CLOSEST = 0.04  # of a picture's width, between two values of a sweep
 
 Scores = dict[int, float]  # seed, figure
 Key = tuple[str, str, int]  # row, column, seed
@@ -358,11 +360,24 @@ def _values(outcome: Outcome) -> dict[str, Line]:
 
 
 def _places(plan: Plan) -> dict[str, float]:
-    """Where the values of a sweep lie: numbers by size, anything else one after the other."""
+    """Where the values of a sweep lie: numbers by size where that leaves room, others one after the other."""
     values = {column: plan.recipe.columns[column].get(plan.recipe.over or "") for column in plan.columns}
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
-        return {column: float(value) for column, value in values.items() if value is not None}
+        places = {column: float(value) for column, value in values.items() if value is not None}
+        if _apart(places.values()):
+            return places
     return {column: float(number) for number, column in enumerate(values)}
+
+
+def _apart(places: Collection[float]) -> bool:
+    """Whether no two ticks are so near that what is written below them would overlap."""
+    on_axis = sorted(map(math.log, places) if _logarithmic(places) else places)
+    gaps = [later - sooner for sooner, later in pairwise(on_axis)]
+    return not gaps or min(gaps) >= CLOSEST * (on_axis[-1] - on_axis[0])
+
+
+def _logarithmic(places: Collection[float]) -> bool:
+    return min(places) > 0 and max(places) >= 10 * min(places)
 
 
 def _line(axes: Any, row: str, number: int, line: Line) -> None:
@@ -381,7 +396,7 @@ def _scale(axes: Any, plan: Plan) -> None:
     if plan.recipe.kind != "sweep":
         return
     places = _places(plan)
-    if min(places.values()) > 0 and max(places.values()) >= 10 * min(places.values()):
+    if _logarithmic(places.values()):
         axes.set_xscale("log")
     axes.set_xticks(list(places.values()), list(places), rotation=90 if len(places) > 10 else 0)
     axes.minorticks_off()
