@@ -87,6 +87,8 @@ def everything_below(folder: Path) -> list[str]:
         ("run fedper network_options={hiden:3}", "network 'mlp' has no option 'hiden:3'"),
         ("run fedper augment=spin", "augment=spin"),
         ("run fedper data=synthetic-regression partition=iid augment=flip", "augment=flip"),
+        ("run fedper data=synthetic-regression partition=iid pixels=unit", "pixels=unit"),
+        ("run fedper pixels=none", "pixels"),
         ("run fedper device=cuda:99", "device=cuda:99"),
         ("run fedper selection=per-class", "selection=per-class"),
         ("run fedper --config none.yaml", "none.yaml"),

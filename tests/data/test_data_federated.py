@@ -170,6 +170,14 @@ def test_images_are_normalized_by_the_training_rows() -> None:
     assert torch.equal(data.decode(source.inputs[:6].view(2, 3, 1, 2, 2)), decoded[:6].view(2, 3, 1, 2, 2))
 
 
+def test_pixels_may_stay_between_0_and_1() -> None:
+    source = images(40)
+    data = federate(source, PartitionOptions(clients=2), 0)
+    assert torch.allclose(data.in_unit_pixels().decode(source.inputs), source.inputs / 255, atol=1e-7)
+    with pytest.raises(UserError, match="pixels=unit: synthetic-regression has no images; allowed: standard"):
+        federate(load_source("synthetic-regression"), PartitionOptions(partition="natural"), 0).in_unit_pixels()
+
+
 def test_a_constant_channel_is_only_centred() -> None:
     source = images(40)
     flat = Source("flat", "image", torch.full_like(source.inputs, 51), source.targets, 40, source.classes)

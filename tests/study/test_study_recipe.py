@@ -94,10 +94,15 @@ def test_the_best_of_each_column_of_pflego_is_the_printed_one() -> None:
 
 def test_clients_of_pflego_differ_only_in_when_they_are_tested() -> None:
     recipe = PACKAGED["pflego/table1"]
-    cells = {(cell.row, cell.column): cell.config for cell in plan(recipe, {"seeds": 1}).cells}
+    cells = {(cell.row, cell.column): cell for cell in plan(recipe, {"seeds": 1}).cells}
     for column in recipe.columns:
-        assert cells["pflego", column].changes(cells["pflego-adapted", column]) == ["adapt: False -> True"]
-        assert cells["fedavg", column].method.evaluate == "trained"
+        kept, adapted = cells["pflego", column], cells["pflego-adapted", column]
+        assert (kept.config, kept.folder) == (adapted.config, adapted.folder)
+        assert cells["fedavg", column].config.method.evaluate == "trained"
+    assert (recipe.measure_of("pflego"), recipe.measure_of("pflego-adapted")) == (
+        "personalized_accuracy",
+        "adapted_accuracy",
+    )
 
 
 def test_the_published_figures_bear_out_all_claims_but_two() -> None:
@@ -455,6 +460,29 @@ def test_values_of_a_sweep_that_are_too_near_to_be_written_side_by_side(values: 
     assert _apart(values) == apart
 
 
+TWICE = {
+    **CURVES,
+    "columns": {"two": {"tau": 3, "batch_size": 0}},
+    "rows": {"pflego": {}, "adapted": {"of": "pflego", "measure": "adapted_accuracy"}},
+    "claims": [{"row": "adapted", "above": "pflego", "by": -100}],
+}
+
+
+def test_a_row_may_read_another_rows_runs(tmp_path: Path, tailor: Tailor) -> None:
+    file = str(write(tmp_path, published="", twice=TWICE))
+    assert tailor(file, "-q", "seeds=1", "methods=adapted", "--out", "alone")[0] == 0
+    assert tailor(file, "-q", "seeds=1", "--out", "both")[0] == 0
+    assert [path.name for path in (tmp_path / "both/two").iterdir()] == ["pflego"]
+    found = json.loads((tmp_path / "both/two/pflego/seed-0/summary.json").read_text())
+    with (tmp_path / "both/results.csv").open(newline="") as results:
+        assert [line["row"] for line in csv.DictReader(results)] == ["pflego", "adapted"]
+    table = (tmp_path / "both/table.md").read_text()
+    assert f"| pflego | {100 * found['personalized_accuracy']:.2f} |" in table
+    assert f"| adapted | {100 * found['adapted_accuracy']:.2f} |" in table
+    assert f"| adapted | {100 * found['adapted_accuracy']:.2f} |" in (tmp_path / "alone/table.md").read_text()
+    assert (tmp_path / "both/twice.png").is_file()
+
+
 def test_curves_are_read_round_by_round(tmp_path: Path, measured: Path) -> None:
     planned = plan(find_recipe(str(write(tmp_path))), {})
     outcome = Outcome(planned, measured)
@@ -492,6 +520,9 @@ def test_a_file_with_several_studies_needs_the_name_of_one(tmp_path: Path) -> No
         ({"claims": [{"row": "fedper", "above": "fedavg", "round": 3}]}, "only with kind: curves"),
         ({"cells": {"fedper": {"ten": {}}}}, "'ten' is neither"),
         ({"kind": "sweep"}, "kind: sweep with over"),
+        ({"rows": {"fedavg": {}, "fedper": {"of": "nope"}}, "claims": []}, "of: 'nope' is no row with runs"),
+        ({"rows": {"fedavg": {}, "fedper": {"of": "fedavg", "lr": 1}}, "claims": []}, "lr: a row of another's runs"),
+        ({"rows": {"fedavg": {}, "fedper": {"of": "fedavg"}}, "cells": {"fedper": {"two": {}}}, "claims": []}, "cells"),
         ({"seeds": []}, "seeds=[]"),
         ({"rows": {"fedavg": {}, "fedper": {"measure": "personalized_loss"}}, "claims": []}, "measure"),
     ],

@@ -55,6 +55,15 @@ def test_the_summary_says_all_that_a_reader_needs(tmp_path: Path) -> None:
     assert summary["parameters"] == summary["shared_parameters"] == 64 * 8 + 8 + 8 * 10 + 10
 
 
+def test_pixels_are_scaled_as_asked_for_after_a_resume_too(tmp_path: Path) -> None:
+    found = [execute(tmp_path / pixels, pixels=pixels)["personalized_loss"] for pixels in ("standard", "unit")]
+    assert found[0] != found[1]
+    stopped(tmp_path / "stopped", 1, pixels="unit")
+    again = Run(read_config(tmp_path / "stopped/config.yaml"), tmp_path / "stopped").execute(resume=True)
+    assert again is not None
+    assert again["personalized_loss"] == found[1]
+
+
 def test_the_traffic_of_the_summary_is_that_of_all_rounds(tmp_path: Path) -> None:
     summary = execute(tmp_path / "run", "fedper")
     assert summary["shared_parameters"] == 64 * 8 + 8

@@ -90,6 +90,12 @@ class FederatedData:
         scale, shift = self._pixels
         return torch.addcmul(shift, rows.to(scale.dtype), scale)
 
+    def in_unit_pixels(self) -> "FederatedData":
+        """The same with pixels from 0 to 1 as they are, not standardized."""
+        if self.mean is None or self.std is None:
+            raise UserError(f"pixels=unit: {self.source} has no images; allowed: standard")
+        return replace(self, mean=torch.zeros_like(self.mean), std=torch.ones_like(self.std))
+
     @cached_property
     def _pixels(self) -> tuple[Tensor, Tensor]:
         """(pixel / 255 - mean) / std as pixel * scale + shift."""

@@ -97,6 +97,8 @@ def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | N
         data = assemble(source, load_partition(partition))
     else:
         data = federate(source, part(PartitionOptions, experiment), experiment.seed)
+    if experiment.pixels == "unit":
+        data = data.in_unit_pixels()
     return cast(data, experiment.precision)
 
 

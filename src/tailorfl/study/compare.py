@@ -77,6 +77,7 @@ def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
         served = _served(folders[name], "loss" if regression else "accuracy")
         clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, style)
     rounds.set(xlabel="round", ylabel=label, title="over rounds")
+    rounds.locator_params(axis="x", integer=True)
     clients.set(xlabel="share of clients, %", ylabel=label, title="each client, sorted")
     for axes in (rounds, clients):
         axes.grid(alpha=0.3)

@@ -21,6 +21,9 @@ class Experiment(PartitionOptions, SourceOptions):
 
     data: str = Field("digits", description="a source (tailor data list), or csv:, parquet:, folder:, file:, hf:")
     augment: str = Field("none", description="augmentation of training images: flip, crop4, rotate")
+    pixels: Literal["standard", "unit"] = Field(
+        "standard", description="standard: mean 0 and deviation 1 in each channel; unit: from 0 to 1"
+    )
     network: str = Field("auto", description="a network's name, or package.module:Class")
     network_options: dict[str, Any] = Field({}, description="options of the network, for example {hidden: [100]}")
     rounds: int = Field(30, ge=1, description="communication rounds")

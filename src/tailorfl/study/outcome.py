@@ -15,7 +15,7 @@ from rich.table import Table
 from tailorfl.data.atomic import whole_file
 from tailorfl.data.extras import import_extra
 from tailorfl.study.compare import COLOURS, STYLES, evaluated_rounds
-from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe
+from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe, folder_of
 from tailorfl.study.run import MAY_CHANGE, MEASURES
 
 RESULTS, TABLE = "results.csv", "table.md"
@@ -65,7 +65,7 @@ class Outcome:
     def curve(self, row: str, column: str, seed: int) -> dict[int, float]:
         """Round by round, where clients were evaluated."""
         measure, unit = self.plan.recipe.measure_of(row), _unit(self.plan.recipe)
-        lines = evaluated_rounds(self.folder / column / row / f"seed-{seed}")
+        lines = evaluated_rounds(self.folder / folder_of(self.plan.recipe, row, column, seed))
         return {line["round"]: unit * line[measure] for line in lines if line.get(measure) is not None}
 
     def failed(self) -> list[str]:
@@ -333,7 +333,7 @@ def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
     recipe = outcome.plan.recipe
     found: dict[str, Line] = {}
     for row, at, seed in outcome.summaries:
-        measured = outcome.folder / column / row / f"seed-{seed}" / MEASURES
+        measured = outcome.folder / folder_of(recipe, row, column, seed) / MEASURES
         if at != column or not measured.is_file():
             continue
         with measured.open(newline="") as file:
@@ -392,8 +392,9 @@ def _line(axes: Any, row: str, number: int, line: Line) -> None:
 
 
 def _scale(axes: Any, plan: Plan) -> None:
-    """A sweep shows its values; on a logarithmic axis where they lie far apart."""
+    """A sweep shows its values, on a logarithmic axis where they lie far apart; rounds are whole numbers."""
     if plan.recipe.kind != "sweep":
+        axes.locator_params(axis="x", integer=True)
         return
     places = _places(plan)
     if _logarithmic(places.values()):

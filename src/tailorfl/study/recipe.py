@@ -36,6 +36,7 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     method: str
+    of: str | None = None  # the row whose runs are read, for another measure of them; none: runs of its own
     measure: str | None = None  # the key of the summary; that of the recipe by default
     published: str | None = None  # the row whose published figures stand beside it; its own by default
 
@@ -140,6 +141,9 @@ class Recipe(BaseModel):
         if isinstance(made.get("rows"), dict):
             rows = {str(name): row or {} for name, row in made["rows"].items()}
             made["rows"] = {n: {"method": n, **row} if isinstance(row, dict) else row for n, row in rows.items()}
+            for name, row in made["rows"].items():
+                if isinstance(row, dict) and row.get("of") is not None:
+                    made["rows"][name] = _like(made["rows"], row)
         return made
 
     @model_validator(mode="after")
@@ -156,6 +160,8 @@ class Recipe(BaseModel):
         unknown += [row.published for row in self.rows.values() if row.published and row.published not in self.rows]
         if unknown:
             raise ValueError(f"{unknown[0]!r} is neither a row nor a column")
+        if any(self.rows[row].of for row in self.cells):
+            raise ValueError("cells: a row of another's runs sets nothing; allowed: the row whose runs they are")
         if len({in_percent(self.measure_of(row)) for row in self.rows}) > 1:
             raise ValueError("measure: rows of one table are all accuracies, or none is")
         if (self.kind == "measures") != bool(self.against and self.lines):
@@ -163,6 +169,10 @@ class Recipe(BaseModel):
         if self.kind != "curves" and any(claim.round for claim in self.claims):
             raise ValueError("claims: a round can be named only with kind: curves")
         return self
+
+    def run_of(self, row: str) -> str:
+        """The row whose runs a row is read from."""
+        return self.rows[row].of or row
 
     def measure_of(self, row: str) -> str:
         return self.rows[row].measure or self.measure
@@ -180,6 +190,22 @@ class Recipe(BaseModel):
         return in_percent(self.measure_of(next(iter(self.rows))))
 
 
+def _like(rows: Mapping[str, Any], row: Settings) -> Settings:
+    """A row that reads another's runs: it has that row's method, and nothing that would make them other runs."""
+    base = rows.get(str(row["of"]))
+    if not isinstance(base, dict) or base.get("of") is not None:
+        raise ValueError(f"of: {row['of']!r} is no row with runs of its own")
+    other = [key for key in row if key not in ("of", "method", "measure", "published")]
+    if other:
+        raise ValueError(f"{other[0]}: a row of another's runs sets nothing; allowed: of, measure, published")
+    return {**row, "of": str(row["of"]), "method": base["method"]}
+
+
+def folder_of(recipe: Recipe, row: str, column: str, seed: int) -> Path:
+    """Where a cell's run lies, within a study's folder."""
+    return Path(column, recipe.run_of(row), f"seed-{seed}")
+
+
 def in_percent(measure: str) -> bool:
     """Accuracies are fractions in a summary and per cent in a table."""
     return measure.endswith(("accuracy", "accuracy_std"))
@@ -195,10 +221,7 @@ class Cell:
     config: Config
     given: Settings  # what the recipe and the command set; all else has its default
     title: str
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.column, self.row, f"seed-{self.seed}")
+    folder: Path  # within the study's; two rows may read one run
 
 
 @dataclass(frozen=True)
@@ -255,13 +278,15 @@ def _cell(
 
     common = {**recipe.settings, **recipe.columns[column]}
     common = {key: value for key, value in common.items() if reaches(key, others)}
-    own = {**recipe.rows[row].settings, **recipe.cells.get(row, {}).get(column, {})}
+    run = recipe.run_of(row)
+    own = {**recipe.rows[run].settings, **recipe.cells.get(run, {}).get(column, {})}
     chosen = {key for one in kinds.values() for key in one.model_fields}
     changed = {key: value for key, value in changes.items() if reaches(key, chosen)}
     given = {**common, **own, **changed}
     try:
         config = configure(recipe.rows[row].method, {**given, "seed": seed})
-        return Cell(row, column, seed, config, given, f"{recipe.place(column)}, {row}, seed {seed}")
+        title = f"{recipe.place(column)}, {row}, seed {seed}"
+        return Cell(row, column, seed, config, given, title, folder_of(recipe, row, column, seed))
     except UserError as error:
         raise UserError(f"{recipe.name}, {column}, {row}: {error}") from error
 

@@ -215,16 +215,19 @@ def run_cells(
     A cell that fails does not keep the others from running. Tables are written after each.
     """
     outcome, clock = Outcome(plan, folder), _Clock(plan)
+    met: set[Path] = set()
     for number, cell in enumerate(plan.cells, start=1):
         if stop():
             return None
         path = folder / cell.folder
-        kept = resume and (path / SUMMARY).is_file()
+        again = resume or path in met
+        met.add(path)
+        kept = again and (path / SUMMARY).is_file()
         console.print(f"cell {number} of {len(plan.cells)}: {cell.title}{clock.left(number)}", highlight=False)
         begun = time.monotonic()
         try:
             with RunProgress(console, cell.row, cell.config.experiment.rounds) as progress:
-                summary = Run(cell.config, path, data_dir, progress, stop).execute(resume=resume)
+                summary = Run(cell.config, path, data_dir, progress, stop).execute(resume=again)
         except UserError as error:
             known = str(error) in outcome.failures.values()
             outcome.fail(cell, str(error))
