@@ -10,6 +10,7 @@ from tailorfl.data.federated import (
     load_partition,
     save_partition,
 )
+from tailorfl.data.groups import Group, federate_groups
 from tailorfl.data.inspect import describe, draw_counts, shade_counts
 from tailorfl.data.partition import PARTITIONS, PartitionOptions
 from tailorfl.data.ragged import Ragged
@@ -23,6 +24,7 @@ __all__ = [
     "SOURCES",
     "Augmentation",
     "FederatedData",
+    "Group",
     "Partition",
     "PartitionOptions",
     "Ragged",
@@ -34,6 +36,7 @@ __all__ = [
     "download",
     "draw_counts",
     "federate",
+    "federate_groups",
     "load_partition",
     "load_source",
     "save_partition",

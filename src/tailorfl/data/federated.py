@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -57,6 +58,14 @@ class FederatedData:
     std: Tensor | None = None
     vectors: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
+    # A federation of groups: the data of each, with all clients, of whom only the group's own have rows. Inputs and
+    # classes of the whole are those of the largest group, and each client's rows are rows of its own group's inputs.
+    groups: tuple["FederatedData", ...] = ()
+    group_of: tuple[int, ...] = ()
+
+    def of(self, client: int) -> "FederatedData":
+        """The data that a client's rows are rows of."""
+        return self.groups[self.group_of[client]] if self.groups else self
 
     @property
     def clients(self) -> int:
@@ -80,6 +89,10 @@ class FederatedData:
 
     def label_counts(self, split: Split = "train") -> Tensor:
         """int64 [clients, classes]; a single column for a regression."""
+        if self.groups:
+            wide = [group.label_counts(split) for group in self.groups]
+            most = max(counts.shape[1] for counts in wide)
+            return torch.stack([F.pad(counts, (0, most - counts.shape[1])) for counts in wide]).sum(0)
         labels = _labels(self.targets.cpu(), self.regression)
         return torch.from_numpy(class_counts(self.rows(split), labels, max(self.num_classes, 1)))
 
@@ -94,7 +107,8 @@ class FederatedData:
         """The same with pixels from 0 to 1 as they are, not standardized."""
         if self.mean is None or self.std is None:
             raise UserError(f"pixels=unit: {self.source} has no images; allowed: standard")
-        return replace(self, mean=torch.zeros_like(self.mean), std=torch.ones_like(self.std))
+        groups = tuple(group.in_unit_pixels() for group in self.groups)
+        return replace(self, mean=torch.zeros_like(self.mean), std=torch.ones_like(self.std), groups=groups)
 
     @cached_property
     def _pixels(self) -> tuple[Tensor, Tensor]:
@@ -111,13 +125,13 @@ class FederatedData:
             targets=self.targets.to(device),
             mean=None if self.mean is None else self.mean.to(device),
             std=None if self.std is None else self.std.to(device),
+            groups=tuple(group.to(device) for group in self.groups),
         )
 
     def partition(self) -> Partition:
         """Who has which rows, to be saved."""
-        return Partition(
-            self.source, len(self.inputs), self.names, self.train, self.validation, self.test, self.new_clients
-        )
+        rows = sum(len(part.inputs) for part in self.groups or (self,))
+        return Partition(self.source, rows, self.names, self.train, self.validation, self.test, self.new_clients)
 
 
 def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedData:

@@ -27,11 +27,14 @@ def describe(data: FederatedData) -> Table:
     if not data.regression:
         held = (data.label_counts() > 0).sum(1).numpy()
         table.add_row("classes a client", *(str(data.num_classes), *_spread(held)[1:]))
-    shape = "x".join(map(str, data.input_shape))
-    task = "regression" if data.regression else f"{data.num_classes} classes"
     new = f"; {len(data.new_clients)} clients held out of training" if data.new_clients else ""
-    table.caption = f"{data.kind} inputs of shape {shape}, {task}{new}"
+    table.caption = f"{'; '.join(map(_inputs, data.groups or (data,)))}{new}"
     return table
+
+
+def _inputs(data: FederatedData) -> str:
+    task = "regression" if data.regression else f"{data.num_classes} classes"
+    return f"{data.kind} inputs of shape {'x'.join(map(str, data.input_shape))}, {task}"
 
 
 def _spread(numbers: np.ndarray) -> tuple[str, str, str, str]:

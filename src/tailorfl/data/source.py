@@ -21,7 +21,9 @@ class SourceOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(0, description="of all randomness")
-    image_size: int | None = Field(None, description="side in pixels; omniglot 28, synthetic 8, folders as they are")
+    image_size: int | None = Field(
+        None, description="side in pixels to which images are resized; omniglot 28 unless set"
+    )
     client_folders: bool = Field(False, description="folder:PATH holds PATH/<client>/<class>/<image>")
     allow_partial: bool = Field(False, description="cifar10: go on with the training batches that are there")
     label_column: str | None = Field(None, description="tables: the label; the last column unless named")

@@ -36,17 +36,18 @@ class InProcess:
     seed: int
     rounds: int
     augmentation: Augmentation | None = None
+    group_networks: tuple[Network, ...] = ()  # of a federation of groups: that of each
     diverged: list[int] = field(default_factory=list)  # clients left out of the round that trained last
 
     def __post_init__(self) -> None:
-        self.networks = self.method.networks(self.network)
+        self.networks = self.group_networks or self.method.networks(self.network)
         self.initial = [network.initial() for network in self.networks]
         self.memory = [self.method.memory(network) for network in self.networks]
         size = max(map(self._kept_bytes, range(len(self.networks))))
         self.store = ClientStore(store_device(self.engine.device, self.data.clients, size))
         batch_size = self.method.batch_size or int(self.data.train.counts.max())
-        sample = self.data.decode(self.data.inputs[:1])
-        plans = [self.engine.plan(network, sample) for network in self.networks]
+        samples = [part.decode(part.inputs[:1]) for part in self.data.groups or [self.data] * len(self.networks)]
+        plans = [self.engine.plan(*pair) for pair in zip(self.networks, samples, strict=True)]
         self._stack_sizes = [self.engine.stack_size(plan, batch_size) for plan in plans]
 
     @property
@@ -98,14 +99,14 @@ class InProcess:
         return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
 
     def _cohort(self, round: int, ids: tuple[int, ...], message: Message | None = None) -> Cohort:
-        device, kind = self.engine.device, self.method.network_of(ids[0], round)
+        device, kind = self.engine.device, self._network_of(ids[0], round)
         initial, empty = self.initial[kind], self.memory[kind]
         values = {name: self.store.stack(ids, name, default, device) for name, default in initial.items()}
         memory = {name: self.store.stack(ids, MEMORY + name, default, device) for name, default in empty.items()}
         return Cohort(
             engine=self.engine,
             network=self.networks[kind],
-            data=self.data,
+            data=self.data.of(ids[0]),
             clients=ids,
             values=values,
             options=self.method,
@@ -126,9 +127,12 @@ class InProcess:
         counts = self.data.train.counts
         ordered = sorted(clients, key=lambda client: (-int(counts[client]), client))
         for kind, size in enumerate(self._stack_sizes):
-            alike = [client for client in ordered if self.method.network_of(client, round) == kind]
+            alike = [client for client in ordered if self._network_of(client, round) == kind]
             for start in range(0, len(alike), size):
                 yield tuple(alike[start : start + size])
+
+    def _network_of(self, client: int, round: int) -> int:
+        return self.data.group_of[client] if self.data.groups else self.method.network_of(client, round)
 
     def _kept_bytes(self, kind: int) -> int:
         kept = [self.initial[kind][name] for name in self.method.personal(self.networks[kind])]

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from tailorfl.cohort import Batch, Client, Cohort
 from tailorfl.cohort.objective import class_losses
+from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Message, Server
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Layer, Network, Values
-from tailorfl.models.slicing import leading, narrowed, shapes_of
+from tailorfl.models.scaling import Scaling, Size
+from tailorfl.models.slicing import narrowed, slices
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,21 @@ class HeteroFL(Method):
     clients that hold it. Hidden outputs of a narrow model are divided by its ratio (the paper's scaler), and outputs of
     classes that a client lacks are held at zero (its masked cross-entropy). In place of the paper's static batch norm
     clients keep statistics of their own. Each client is evaluated with the slice of its width; the global model is the
-    full-width one. With ``widths=[1.0]``, ``mask_classes=false`` and ``batch_norm=shared`` it is FedAvg.
+    full-width one. In a federation of groups all networks have the same ``stages``, each as wide as it takes to have as
+    many parameters as ScalableFL's, and ``widths`` and ``scale`` have no effect. With ``widths=[1.0]``,
+    ``mask_classes=false`` and ``batch_norm=shared`` it is FedAvg.
     """
 
     name: ClassVar[str] = "heterofl"
     paper: ClassVar[str] = "Diao et al. 2021"
     shares: ClassVar[str] = "a slice of all layers"
+    mixed: ClassVar[bool] = True
 
     widths: tuple[float, ...] = Field(
         (1.0, 0.5, 0.25), description="width ratios; client c has the one at place c modulo their number; 1.0: FedAvg"
+    )
+    stages: int | None = Field(
+        None, ge=1, description="groups: stages of every network, as wide as ScalableFL's are large; the deepest's"
     )
     scale: bool = Field(True, description="divide hidden outputs by the client's width ratio")
     mask_classes: bool = Field(True, description="hold the outputs of classes that a client lacks at zero")
@@ -88,6 +96,13 @@ class HeteroFL(Method):
     def networks(self, network: Network) -> tuple[Network, ...]:
         return tuple(network if ratio == 1 else self._narrow(network, ratio) for ratio in self.ratios)
 
+    def sizes(self, scaling: Scaling) -> tuple[Size, ...]:
+        if self.personal_layers == 0 and len({kind.classes for kind in scaling.kinds}) > 1:
+            raise UserError(
+                "heterofl: groups with other classes cannot share a head; allowed: personal_layers=1 or more"
+            )
+        return scaling.matched(self.stages or max(size.stages for size in scaling.sizes()))
+
     def network_of(self, client: int, round: int) -> int:
         return self.ratios.index(self.widths[client % len(self.widths)])
 
@@ -95,9 +110,7 @@ class HeteroFL(Method):
         return Message()
 
     def individual(self, server: Server, clients: Sequence[int], network: Network) -> Values:
-        shapes = shapes_of(network.module)
-        slices = {name: leading(server.values[name], shapes[name]) for name in self.shared(network)}
-        return {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in slices.items()}
+        return slices(server.values, self.shared(network), network.module, len(clients))
 
     def global_model(self, server: Server, network: Network) -> Values | None:
         # Without a client of full width, some of the model never trains.

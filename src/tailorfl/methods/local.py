@@ -17,6 +17,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "baseline"
     shares: ClassVar[str] = "nothing"
+    mixed: ClassVar[bool] = True
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
         return ()

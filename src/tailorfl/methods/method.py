@@ -16,6 +16,7 @@ from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import ServerOptimizer, server_step
 from tailorfl.models.network import Layer, Network, Values
 from tailorfl.models.own_classes import OwnClasses
+from tailorfl.models.scaling import Scaling, Size
 
 Moment = Literal["paper", "received", "finetuned", "trained"]
 """When a client's model is evaluated, for clients in and outside of the round alike; nothing of it is kept.
@@ -39,6 +40,7 @@ class Method(LocalTraining):
     shares: ClassVar[str] = ""  # what travels, in a few words
     classes_only: ClassVar[bool] = False  # whether it needs classes, and cannot do regression
     statistics: ClassVar[bool] = True  # whether it can train networks with the statistics of batch norms
+    mixed: ClassVar[bool] = False  # whether it can serve groups of clients with other image sizes and classes
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other defaults, by the value of an option ``preset``
 
     aggregation: Weighing = Field("samples", description="weights of the average: training samples, or uniform")
@@ -95,6 +97,10 @@ class Method(LocalTraining):
     def network_of(self, client: int, round: int) -> int:
         """Which of the networks a client has in a round."""
         return 0
+
+    def sizes(self, scaling: Scaling) -> tuple[Size, ...]:
+        """In a federation of groups: how wide and deep the network of each group is."""
+        return scaling.sizes()
 
     def everyone_in(self) -> frozenset[int]:
         """The rounds in which all clients take part, whatever the experiment says."""

@@ -1,4 +1,4 @@
-"""Deep networks with batch norm: ResNet-18, MobileNet and ScalableFL's plain stride-2 CNN."""
+"""Deep networks with batch norm: ResNet-18, VGG-11, MobileNet and ScalableFL's plain stride-2 CNN."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from tailorfl.models.registry import network, positive_integers, scaled_widths, 
 
 SCALABLEFL = "ScalableFL: clients with other image sizes and class counts"
 RESNET_WIDTHS = (64, 64, 128, 256, 512)
+VGG_WIDTHS, VGG_CONVOLUTIONS = (64, 128, 256, 512, 512), (1, 1, 2, 2, 2)
 # Output channels and stride of the thirteen depthwise-separable blocks, after the stem's 32 channels.
 MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
 
@@ -110,6 +111,34 @@ def resnet18(
         layers[f"stage{stage}_2"] = BasicBlock(outputs, outputs, pool=stage == stages)
     layers["head"] = nn.Linear(channels[-1], classes)
     return nn.Sequential(layers)
+
+
+@network("vgg11", paper="ScalableFL; VGG: Simonyan and Zisserman, 2015", input_shape=(3, 32, 32))
+def vgg11(input_shape: Shape, classes: int, *, width: float = 1.0, stages: int = 5) -> nn.Module:
+    """VGG-11 with batch norm, scaled in width and in depth (its first stages), and a head on averaged features.
+
+    A stage is one or two 3x3 convolutions and a 2x2 max-pooling; the last stage is averaged over the image instead of
+    VGG's three linear layers.
+    """
+    stages = stage_count("vgg11", stages, len(VGG_WIDTHS))
+    channels = scaled_widths("vgg11", width, VGG_WIDTHS[:stages])
+    layers: Layers = OrderedDict()
+    inputs = input_shape[0]
+    for stage, outputs in enumerate(channels, start=1):
+        for number in range(1, VGG_CONVOLUTIONS[stage - 1] + 1):
+            last = number == VGG_CONVOLUTIONS[stage - 1]
+            layers[f"stage{stage}_{number}"] = norm_block(
+                convolution(inputs, outputs, 3), _halved(average=stage == stages) if last else None
+            )
+            inputs = outputs
+    layers["head"] = nn.Linear(inputs, classes)
+    return nn.Sequential(layers)
+
+
+def _halved(average: bool) -> nn.Module:
+    """Max-pooling to half the size; at the end the average over the image follows."""
+    pool = nn.MaxPool2d(2, ceil_mode=True)  # of a single pixel too
+    return nn.Sequential(OrderedDict(pool=pool, average=AveragePool())) if average else pool
 
 
 @network("mobilenet", paper="pMixFed; MobileNet: Howard et al., 2017", input_shape=(3, 32, 32))

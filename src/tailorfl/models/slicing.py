@@ -1,7 +1,7 @@
 """Narrower copies of a network: every hidden width cut to a ratio, the weights leading slices of the original's."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -45,7 +45,16 @@ def shapes_of(module: nn.Module) -> Shapes:
 
 def leading(tensor: Tensor, shape: torch.Size) -> Tensor:
     """The leading slice of a tensor that has this shape: a view."""
+    if any(size > there for size, there in zip(shape, tensor.shape, strict=True)):
+        raise ValueError(f"a slice of {tuple(shape)} is wider than the tensor, {tuple(tensor.shape)}")
     return tensor[tuple(slice(0, size) for size in shape)]
+
+
+def slices(values: Mapping[str, Tensor], names: Iterable[str], module: nn.Module, clients: int) -> dict[str, Tensor]:
+    """Of these tensors what so many clients with this network hold, the same for each of them: [clients, ...]."""
+    shapes = shapes_of(module)
+    found = {name: leading(values[name], shapes[name]) for name in names}
+    return {name: tensor.expand(clients, *tensor.shape) for name, tensor in found.items()}
 
 
 def cut(module: nn.Module, shapes: Mapping[str, torch.Size]) -> nn.Module:

@@ -2,29 +2,36 @@
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tailorfl.cohort import Engine
 from tailorfl.data import (
     Augmentation,
     FederatedData,
+    Group,
     PartitionOptions,
     Source,
     SourceOptions,
     assemble,
     federate,
+    federate_groups,
     load_partition,
     load_source,
 )
+from tailorfl.data.resizing import resized
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
 from tailorfl.federation.rounds import RoundLoop
 from tailorfl.federation.selection import expected, select
+from tailorfl.methods import Method, methods
 from tailorfl.models import Network, build_module, networks
+from tailorfl.models.scaling import Kind, Scaling, Size
 from tailorfl.seeding import derive
 from tailorfl.study.config import Config, Experiment
 
@@ -56,12 +63,18 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     if config.method.classes_only and data.regression:
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are numbers")
     clients = trainable_clients(data)
-    held = (data.label_counts() > 0).sum(1).tolist()
+    if data.groups and not config.method.mixed:
+        able = ", ".join(name for name, kind in methods().items() if kind.mixed)
+        raise UserError(f"{config.method_name} cannot serve groups of clients with other networks; allowed: {able}")
+    held = data.group_of or (data.label_counts() > 0).sum(1).tolist()
     selector = Selector(experiment, clients, tuple(held[client] for client in clients), config.method.everyone_in())
     least = round(min(map(selector.share, range(1, experiment.rounds + 1))) * len(clients), 9)
     for doubt in config.method.doubts(len(clients), least, experiment.rounds, experiment.selection):
         log.warning("%s: %s", config.method_name, doubt)
-    network = build_network(experiment, data, device)
+    if data.groups:
+        network, group_networks = build_group_networks(experiment, config.method, data, device)
+    else:
+        network, group_networks = build_network(experiment, data, device), ()
     if network.buffers and not config.method.statistics:
         raise UserError(
             f"{config.method_name}: network {network.name} has statistics ({network.buffers[0]}), which no gradient "
@@ -72,7 +85,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")
     engine = Engine(device, experiment.engine, experiment.stack_size, experiment.workers)
     federation = InProcess(
-        config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None
+        config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks
     )
     server = config.method.start(network)
     loop = RoundLoop(
@@ -92,18 +105,26 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
 
 def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | None = None) -> FederatedData:
     """The federated data of an experiment, in its precision."""
-    source = read_source(experiment, data_dir)
-    if partition is not None:
-        data = assemble(source, load_partition(partition))
+    options, known = part(PartitionOptions, experiment), None if partition is None else load_partition(partition)
+    if experiment.groups:
+        read = partial(read_group_source, experiment, data_dir)
+        data = federate_groups(experiment.groups, read, options, experiment.seed, known)
+    elif known is not None:
+        data = assemble(read_source(experiment, data_dir), known)
     else:
-        data = federate(source, part(PartitionOptions, experiment), experiment.seed)
+        data = federate(read_source(experiment, data_dir), options, experiment.seed)
     if experiment.pixels == "unit":
         data = data.in_unit_pixels()
     return cast(data, experiment.precision)
 
 
 def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
-    return load_source(experiment.data, data_dir, part(SourceOptions, experiment))
+    source = load_source(experiment.data, data_dir, part(SourceOptions, experiment))
+    return resized(source, experiment.image_size)
+
+
+def read_group_source(experiment: Experiment, data_dir: Path | None, group: Group) -> Source:
+    return read_source(experiment.model_copy(update={"data": group.data or experiment.data}), data_dir)
 
 
 def part(kind: Any, experiment: Experiment) -> Any:
@@ -117,7 +138,8 @@ def cast(data: FederatedData, precision: str) -> FederatedData:
         return data
     numbers = ("inputs", "targets", "mean", "std")
     tensors = {name: getattr(data, name) for name in numbers}
-    return replace(data, **{n: t.double() for n, t in tensors.items() if t is not None and t.is_floating_point()})
+    wide = {n: t.double() for n, t in tensors.items() if t is not None and t.is_floating_point()}
+    return replace(data, **wide, groups=tuple(cast(group, precision) for group in data.groups))
 
 
 def build_network(experiment: Experiment, data: FederatedData, device: torch.device) -> Network:
@@ -126,12 +148,53 @@ def build_network(experiment: Experiment, data: FederatedData, device: torch.dev
     options = dict(experiment.network_options)
     if name in networks and data.kind == "text" and "vocabulary" in networks[name].options:
         options = {"vocabulary": len(data.vocabulary), "vectors": data.vectors, **options}
+    return made(experiment, name, data.input_shape, data.num_classes or 1, options, device)
+
+
+def made(
+    experiment: Experiment,
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+    device: torch.device,
+) -> Network:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(experiment.seed, "network"))
-        module = build_module(name, data.input_shape, data.num_classes or 1, **options)
+        module = build_module(name, input_shape, classes, **options)
     if experiment.precision == "float64":
         module = module.double()
     return Network(module, name, device)
+
+
+def build_group_networks(
+    experiment: Experiment, method: Method, data: FederatedData, device: torch.device
+) -> tuple[Network, tuple[Network, ...]]:
+    """The global network of a federation of groups, and that of each group."""
+    name, given = experiment.network, experiment.network_options
+    scalable = [entry.name for entry in networks.values() if {"width", "stages"} <= set(entry.options)]
+    if name not in scalable:
+        raise UserError(f"network={name}: it cannot be scaled to the groups; allowed: {', '.join(sorted(scalable))}")
+    set_already = [key for key in ("width", "widths", "stages") if key in given]
+    if set_already:
+        raise UserError(f"network_options: {set_already[0]} follows from the groups; allowed: base_classes, base_size")
+    kinds = tuple(Kind(group.source, group.input_shape, group.num_classes) for group in data.groups)
+    if len({kind.input_shape[0] for kind in kinds}) > 1:
+        raise UserError("groups: some have grey and some have coloured images; allowed: the same number of channels")
+
+    def build(kind: Kind, size: Size) -> Network:
+        options = {**given, "width": size.width, "stages": size.stages}
+        return made(experiment, name, kind.input_shape, kind.classes, options, device)
+
+    def shape(kind: Kind, size: Size) -> nn.Module:
+        with torch.device("meta"):
+            options = {**given, "width": size.width, "stages": size.stages}
+            return build_module(name, kind.input_shape, kind.classes, **options)
+
+    most = max(kind.classes for kind in kinds)
+    scaling = Scaling(kinds, shape, experiment.base_classes or most, experiment.base_size)
+    sizes = method.sizes(scaling)
+    return build(*scaling.largest(sizes)), tuple(build(kind, size) for kind, size in zip(kinds, sizes, strict=True))
 
 
 def default_network(data: FederatedData) -> str:
@@ -163,7 +226,7 @@ class Selector:
 
     experiment: Experiment
     clients: tuple[int, ...]
-    groups: tuple[int, ...] = ()  # of each client: how many classes it has
+    groups: tuple[int, ...] = ()  # of each client: its group, or how many classes it has
     full: frozenset[int] = frozenset()  # rounds in which the method wants everyone
 
     def __post_init__(self) -> None:

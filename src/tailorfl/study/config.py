@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tailorfl.cohort.engine import Mode
-from tailorfl.data import PartitionOptions, SourceOptions
+from tailorfl.data import Group, PartitionOptions, SourceOptions
 from tailorfl.errors import UserError
 from tailorfl.federation.selection import Selection
 from tailorfl.methods import Method, find_method
@@ -24,8 +24,11 @@ class Experiment(PartitionOptions, SourceOptions):
     pixels: Literal["standard", "unit"] = Field(
         "standard", description="standard: mean 0 and deviation 1 in each channel; unit: from 0 to 1"
     )
+    groups: tuple[Group, ...] = Field((), description="groups of clients with other image sizes, classes or sources")
     network: str = Field("auto", description="a network's name, or package.module:Class")
     network_options: dict[str, Any] = Field({}, description="options of the network, for example {hidden: [100]}")
+    base_classes: int | None = Field(None, ge=2, description="groups: classes at width 1; default: the most of a group")
+    base_size: int = Field(8, ge=1, description="groups: pixels of a network's last feature map, by which it is deep")
     rounds: int = Field(30, ge=1, description="communication rounds")
     clients_per_round: int | float | None = Field(None, gt=0, description="a number, a fraction up to 1.0; default 10")
     selection: Selection = Field("uniform", description="uniform, binomial, or per-group")
@@ -39,6 +42,12 @@ class Experiment(PartitionOptions, SourceOptions):
     stack_size: int | None = Field(None, ge=1, description="clients in one stack; default: as many as fit")
     workers: int | None = Field(None, ge=1, description="clients trained side by side on a CPU; default: its cores")
     precision: Literal["float32", "float64"] = Field("float32", description="of all computation")
+
+    @model_validator(mode="after")
+    def _groups_say_how_many(self) -> "Experiment":
+        if self.groups and self.clients is not None:
+            raise ValueError(f"clients={self.clients}: the groups say how many there are; allowed: one of the two")
+        return self
 
     @field_validator("clients_per_round")
     @classmethod

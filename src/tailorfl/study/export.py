@@ -70,12 +70,12 @@ class Restored:
 
     def program(self, client: Cohort, module: nn.Module) -> ExportedProgram:
         """A client's model as a program. Where it is a network and nothing else, that is traced once for all."""
-        what = f"the model of client {self.built.data.names[client.clients[0]]!r}"
+        what, data = f"the model of client {client.data.names[client.clients[0]]!r}", client.data
         if type(self.config.method).deployed is not Method.deployed:
-            return as_program(module, self.built.data, what)
+            return as_program(module, data, what)
         network = id(client.network)
         if network not in self.programs:
-            self.programs[network] = as_program(module, self.built.data, what)
+            self.programs[network] = as_program(module, data, what)
         program = self.programs[network]
         own = {**program.state_dict, **program.constants}
         for name, tensor in tensors_of(module).items():
@@ -157,7 +157,7 @@ def check_deployable(kind: type[Method], name: str) -> None:
 
 def write_model(folder: Path, run: Restored, client: Cohort) -> dict[str, Any]:
     """Write the files of one client's model; what they say of it."""
-    data, [number] = run.built.data, client.clients
+    data, [number] = client.data, client.clients
     module = run.config.method.deployed(client).to("cpu").eval()
     program = run.program(client, module)
     raw = program.module()

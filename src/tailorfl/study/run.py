@@ -212,6 +212,7 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
     }
     if record.evaluation:
         line |= accuracies(record.evaluation, data.regression)
+        line |= group_accuracies(record.evaluation, data)
         line |= {name: _mean(values.values()) for name, values in record.evaluation.measures.items()}
         line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
     return line
@@ -255,6 +256,18 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
     return {key: finite(value) for key, value in found.items()}
 
 
+def group_accuracies(evaluation: Evaluation, data: FederatedData) -> dict[str, Any]:
+    """In a federation of groups: the accuracy of each, and their mean."""
+    if not data.groups:
+        return {}
+    found: dict[str, float | None] = {}
+    for number, group in enumerate(data.groups):
+        own = {client for client, its in enumerate(data.group_of) if its == number}
+        found[group.source] = evaluation.personalized.of(own).accuracy
+    tested = [accuracy for accuracy in found.values() if accuracy is not None]
+    return {"group_mean_accuracy": sum(tested) / len(tested) if tested else None, "group_accuracies": found}
+
+
 def finite(value: float | None) -> float | None:
     """None in place of what JSON has no word for: the loss of a model that diverged."""
     return value if value is not None and math.isfinite(value) else None
@@ -272,6 +285,7 @@ def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict
         "rounds": last.number,
         "clients": built.data.clients,
         **accuracies(last.evaluation, built.data.regression),
+        **group_accuracies(last.evaluation, built.data),
         "training_loss": finite(last.loss),
         "bytes_up": totals.bytes_up,
         "bytes_down": totals.bytes_down,

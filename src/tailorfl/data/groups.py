@@ -1,0 +1,202 @@
+"""Federations of groups: clients whose images differ in size, and who have other classes, or data of other sources."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tailorfl.data.federated import FederatedData, Partition, Split, assemble, federate
+from tailorfl.data.partition import PartitionOptions
+from tailorfl.data.ragged import Ragged
+from tailorfl.data.resizing import resized
+from tailorfl.data.source import Source
+from tailorfl.errors import UserError
+from tailorfl.seeding import derive, generator
+
+
+class Group(BaseModel):
+    """Clients that are alike. What is not set is as for the whole experiment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clients: int = Field(ge=1)
+    name: str | None = None  # its data, pixels and classes by default
+    data: str | None = None
+    image_size: int | None = Field(None, ge=1)
+    classes: int | tuple[int, ...] | None = None  # the first so many of the source, or their numbers; all by default
+    partition: str | None = None
+    classes_per_client: int | None = None
+    alpha: float | None = None
+    samples_per_client: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if not isinstance(given, dict | Group):
+            raise ValueError("allowed: groups such as {clients: 4, image_size: 16, classes: 10}")
+        unknown = [key for key in given if key not in cls.model_fields] if isinstance(given, dict) else []
+        if unknown:
+            raise ValueError(f"a group has no {unknown[0]!r}; allowed: {', '.join(cls.model_fields)}")
+        return given
+
+    def options(self, common: PartitionOptions) -> PartitionOptions:
+        """How the group's rows are divided among its clients."""
+        own = {name: getattr(self, name) for name in PartitionOptions.model_fields if hasattr(self, name)}
+        return common.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+
+def federate_groups(
+    groups: Sequence[Group],
+    read: Callable[[Group], Source],
+    options: PartitionOptions,
+    seed: int,
+    partition: Partition | None = None,
+) -> FederatedData:
+    """The federation of these groups; groups with the same source have training rows of their own.
+
+    ``partition`` says who has which rows, where that was decided before.
+    """
+    sources = sources_of(groups, read, seed)
+    names = _names(groups, sources)
+    if partition is None:
+        seeds = [derive(seed, "group", number) for number in range(len(groups))]
+        parts = [
+            federate(source, group.options(options), group_seed)
+            for group, source, group_seed in zip(groups, sources, seeds, strict=True)
+        ]
+        partition = _joined(names, parts)
+    group_of = tuple(number for number, group in enumerate(groups) for _ in range(group.clients))
+    if len(partition.names) != len(group_of) or partition.rows != sum(len(source.inputs) for source in sources):
+        raise UserError(f"the partition is of {partition.source}, with other clients or rows than the groups have")
+    views = [
+        replace(assemble(source, _own_part(partition, source, number, group_of)), source=name)
+        for number, (source, name) in enumerate(zip(sources, names, strict=True))
+    ]
+    largest = max(views, key=lambda view: (view.input_shape[-1], view.num_classes))
+    return replace(
+        largest,
+        source=partition.source,
+        train=partition.train,
+        validation=partition.validation,
+        test=partition.test,
+        groups=tuple(views),
+        group_of=group_of,
+    )
+
+
+def sources_of(groups: Sequence[Group], read: Callable[[Group], Source], seed: int) -> list[Source]:
+    """What each group's rows are taken from: its images at its size, of its classes, that no other group trains on."""
+    read_before: dict[str | None, Source] = {}
+    found = []
+    for group in groups:
+        source = read_before.setdefault(group.data, read_before.get(group.data) or read(group))
+        _check(group, source)
+        found.append(source)
+    taken = _dealt(groups, found, seed)
+    return [
+        resized(_restricted(source, rows, _classes(group, source)), group.image_size)
+        for group, source, rows in zip(groups, found, taken, strict=True)
+    ]
+
+
+def _check(group: Group, source: Source) -> None:
+    chosen = _classes(group, source)
+    if source.kind != "image" or source.regression:
+        raise UserError(f"groups: {source.name} has no images with classes; allowed: sources of images")
+    if len(chosen) < 2:
+        raise UserError(f"groups: classes={group.classes}: a client needs something to tell apart; allowed: 2 or more")
+    if len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= len(source.classes):
+        allowed = f"2 to {len(source.classes)}, or different numbers from 0 to {len(source.classes) - 1}"
+        raise UserError(f"groups: classes={group.classes} of {source.name}; allowed: {allowed}")
+
+
+def _classes(group: Group, source: Source) -> tuple[int, ...]:
+    if group.classes is None:
+        return tuple(range(len(source.classes)))
+    return tuple(range(group.classes)) if isinstance(group.classes, int) else group.classes
+
+
+def _dealt(groups: Sequence[Group], sources: Sequence[Source], seed: int) -> list[np.ndarray]:
+    """The training rows of each group: those of a class are dealt to the groups that have it, by their clients."""
+    rows: list[list[np.ndarray]] = [[] for _ in groups]
+    for name in dict.fromkeys(group.data for group in groups):
+        alike = [number for number, group in enumerate(groups) if group.data == name]
+        source = sources[alike[0]]
+        labels = source.targets[: source.train_size].numpy()
+        rng = generator(seed, "groups", str(name))
+        for label in range(len(source.classes)):
+            having = [number for number in alike if label in _classes(groups[number], source)]
+            shares = np.cumsum([groups[number].clients for number in having])
+            members = rng.permutation(np.flatnonzero(labels == label))
+            if having:
+                cuts = np.rint(len(members) * shares[:-1] / shares[-1]).astype(int)
+                for number, own in zip(having, np.split(members, cuts), strict=True):
+                    rows[number].append(own)
+    return [np.sort(np.concatenate(own)) for own in rows]
+
+
+def _restricted(source: Source, train: np.ndarray, classes: tuple[int, ...]) -> Source:
+    """Some training rows, and the test rows of some classes, with these classes numbered anew."""
+    number = torch.full((len(source.classes),), -1)
+    number[list(classes)] = torch.arange(len(classes))
+    tests = number[source.targets[source.train_size :]].ge(0).nonzero()[:, 0] + source.train_size
+    rows = torch.cat([torch.from_numpy(train), tests])
+    return replace(
+        source,
+        inputs=source.inputs[rows],
+        targets=number[source.targets[rows]],
+        train_size=len(train),
+        classes=tuple(source.classes[label] for label in classes),
+        owner=None,
+        owners=(),
+    )
+
+
+def _names(groups: Sequence[Group], sources: Sequence[Source]) -> list[str]:
+    """Short, and different: the source, the pixels and the classes of each group."""
+    names = [
+        group.name or f"{source.name}-{source.inputs.shape[-1]}px-{len(source.classes)}"
+        for group, source in zip(groups, sources, strict=True)
+    ]
+    if len(set(names)) == len(names):
+        return names
+    return [group.name or f"{name}-{number}" for number, (group, name) in enumerate(zip(groups, names, strict=True))]
+
+
+def _joined(names: Sequence[str], parts: Sequence[FederatedData]) -> Partition:
+    """All clients, one group after the other; a client's rows are those of its group's source."""
+    starts = np.cumsum([0, *(part.clients for part in parts)])
+    everyone = [(name, part, client) for name, part in zip(names, parts, strict=True) for client in range(part.clients)]
+
+    def rows(split: Split) -> Ragged:
+        return Ragged.from_lists([part.rows(split).of(client).numpy() for _, part, client in everyone])
+
+    return Partition(
+        source=" + ".join(names),
+        rows=sum(len(part.inputs) for part in parts),
+        names=tuple(f"{name}/{client}" for name, _, client in everyone),
+        train=rows("train"),
+        validation=rows("validation"),
+        test=rows("test"),
+        new_clients=tuple(int(s) + new for s, part in zip(starts, parts, strict=False) for new in part.new_clients),
+    )
+
+
+def _own_part(partition: Partition, source: Source, number: int, group_of: Sequence[int]) -> Partition:
+    """The same clients, of whom only those of one group have rows."""
+    there = torch.tensor(group_of) == number
+
+    def own(ragged: Ragged) -> Ragged:
+        return ragged.select(there[ragged.client])
+
+    return replace(
+        partition,
+        source=source.name,
+        rows=len(source.inputs),
+        train=own(partition.train),
+        validation=own(partition.validation),
+        test=own(partition.test),
+    )
