@@ -23,8 +23,8 @@ def images(rows: int = 160, tests: int = 40) -> Source:
     return Source("shades", "image", inputs, targets, rows, tuple("abcd"))
 
 
-def reading(source: Source) -> Callable[[Group], Source]:
-    return lambda group: source
+def reading(source: Source) -> Callable[[str], Source]:
+    return lambda name: source
 
 
 def shades_of(data, clients: Sequence[int], split: str) -> list[int]:

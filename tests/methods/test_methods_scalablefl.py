@@ -135,17 +135,39 @@ def test_heterofl_has_one_depth_and_as_many_parameters() -> None:
         )  # a channel more or less is much of so small a network
 
 
+def test_a_group_that_names_the_experiments_source_shares_it_with_those_that_do_not() -> None:
+    plain = built(groups=[{"clients": 2}, {"clients": 2}], samples_per_client=None).data
+    named = built(groups=[{"clients": 2}, {"clients": 2, "data": "digits"}], samples_per_client=None).data
+    assert [len(group.inputs) for group in named.groups] == [len(group.inputs) for group in plain.groups]
+    assert torch.equal(named.groups[1].inputs, plain.groups[1].inputs)
+
+
+def test_images_are_resized_once() -> None:
+    as_they_are = built(groups=[{"clients": 2, "image_size": 8}]).data
+    again = built(groups=[{"clients": 2, "image_size": 8}], image_size=4).data
+    assert torch.equal(again.groups[0].inputs, as_they_are.groups[0].inputs)
+
+
+def test_a_narrow_resnet_trains() -> None:
+    run = built(network="resnet18", groups=[{"clients": 2, "image_size": 32, "classes": 2}], base_classes=1000)
+    answers = list(run.federation.train(1, range(2), run.loop.message_for_evaluation()))
+    assert all(tensor.isfinite().all() for answer in answers for tensor in answer.tensors.values())
+    assert [*run.federation.networks[0].initial()["stage3_1.shortcut.conv.weight"].shape] == [13, 7, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
         ("fedavg", {}, "fedavg cannot serve groups .* allowed: heterofl, local, scalablefl"),
-        ("heterofl", {}, "cannot share a head; allowed: personal_layers=1 or more"),
+        ("heterofl", {}, "groups cannot share a head; allowed: personal_layers=1 or more"),
         ("scalablefl", {"network": "mlp"}, "network=mlp: it cannot be scaled .* resnet18, stride-cnn, vgg11"),
         ("scalablefl", {"network_options": {"stages": 2}}, "stages follows from the groups"),
         ("scalablefl", {"base_size": 8}, "images of 8 pixels, too small"),
         ("scalablefl", {"groups": [{"clients": 2, "classes": 1}]}, "allowed: 2 or more"),
         ("scalablefl", {"groups": [{"clients": 0}]}, "groups"),
-        ("scalablefl", {"clients": 5}, "clients=5: the groups say how many"),
+        ("scalablefl", {"clients": 5}, "^clients=5: the groups say how many"),
+        ("scalablefl", {"image_size": 0}, "image_size=0"),
+        ("scalablefl", {"groups": [{**group, "name": "x"} for group in GROUPS]}, "two are called 'x'"),
         ("scalablefl", {"groups": [{"classes": 2}]}, "groups"),
         ("scalablefl", {"groups": [{"clients": 2, "size": 8}]}, "a group has no 'size'; allowed: clients, name, data"),
         ("scalablefl", {"groups": [4]}, "allowed: groups such as"),

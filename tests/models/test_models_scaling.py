@@ -103,3 +103,9 @@ def test_depth_and_width_are_the_papers() -> None:
     assert width_ratio(20, 80) == pytest.approx(0.6836, abs=1e-4)
     with pytest.raises(UserError, match=r"images of 8 pixels, too small .* base_size"):
         Scaling((Kind("tiny", (3, 8, 8), 2),), build("stride-cnn"), 10, 8).sizes()
+
+
+def test_no_width_is_too_small_to_be_matched() -> None:
+    kinds = (Kind("small", (1, 8, 8), 2), Kind("large", (1, 64, 64), 2))
+    scaling = Scaling(kinds, build("stride-cnn"), 10**6, 4)
+    assert all(size.width > 0 for size in scaling.matched(4))

@@ -50,14 +50,15 @@ class Group(BaseModel):
 
 def federate_groups(
     groups: Sequence[Group],
-    read: Callable[[Group], Source],
+    read: Callable[[str], Source],
     options: PartitionOptions,
     seed: int,
     partition: Partition | None = None,
 ) -> FederatedData:
     """The federation of these groups; groups with the same source have training rows of their own.
 
-    ``partition`` says who has which rows, where that was decided before.
+    Each group names its source, which is given to ``read`` once for all of them. ``partition`` says who has which rows,
+    where that was decided before.
     """
     sources = sources_of(groups, read, seed)
     names = _names(groups, sources)
@@ -69,7 +70,8 @@ def federate_groups(
         ]
         partition = _joined(names, parts)
     group_of = tuple(number for number, group in enumerate(groups) for _ in range(group.clients))
-    if len(partition.names) != len(group_of) or partition.rows != sum(len(source.inputs) for source in sources):
+    found = (" + ".join(names), len(group_of), sum(len(source.inputs) for source in sources))
+    if found != (partition.source, len(partition.names), partition.rows):
         raise UserError(f"the partition is of {partition.source}, with other clients or rows than the groups have")
     views = [
         replace(assemble(source, _own_part(partition, source, number, group_of)), source=name)
@@ -87,14 +89,12 @@ def federate_groups(
     )
 
 
-def sources_of(groups: Sequence[Group], read: Callable[[Group], Source], seed: int) -> list[Source]:
+def sources_of(groups: Sequence[Group], read: Callable[[str], Source], seed: int) -> list[Source]:
     """What each group's rows are taken from: its images at its size, of its classes, that no other group trains on."""
-    read_before: dict[str | None, Source] = {}
-    found = []
-    for group in groups:
-        source = read_before.setdefault(group.data, read_before.get(group.data) or read(group))
+    known = {name: read(str(name)) for name in dict.fromkeys(group.data for group in groups)}
+    found = [known[group.data] for group in groups]
+    for group, source in zip(groups, found, strict=True):
         _check(group, source)
-        found.append(source)
     taken = _dealt(groups, found, seed)
     return [
         resized(_restricted(source, rows, _classes(group, source)), group.image_size)
@@ -161,9 +161,13 @@ def _names(groups: Sequence[Group], sources: Sequence[Source]) -> list[str]:
         group.name or f"{source.name}-{source.inputs.shape[-1]}px-{len(source.classes)}"
         for group, source in zip(groups, sources, strict=True)
     ]
-    if len(set(names)) == len(names):
-        return names
-    return [group.name or f"{name}-{number}" for number, (group, name) in enumerate(zip(groups, names, strict=True))]
+    if len(set(names)) < len(names):
+        numbered = enumerate(zip(groups, names, strict=True))
+        names = [group.name or f"{name}-{number}" for number, (group, name) in numbered]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(f"groups: two are called {twice[0]!r}; allowed: different names")
+    return names
 
 
 def _joined(names: Sequence[str], parts: Sequence[FederatedData]) -> Partition:

@@ -22,7 +22,7 @@ class SourceOptions(BaseModel):
 
     seed: int = Field(0, description="of all randomness")
     image_size: int | None = Field(
-        None, description="side in pixels to which images are resized; omniglot 28 unless set"
+        None, ge=1, description="side in pixels to which images are resized; omniglot 28 unless set"
     )
     client_folders: bool = Field(False, description="folder:PATH holds PATH/<client>/<class>/<image>")
     allow_partial: bool = Field(False, description="cifar10: go on with the training batches that are there")

@@ -96,6 +96,8 @@ class InProcess:
 
     def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores:
         """One model on every client's data."""
+        if self.data.groups:
+            raise ValueError("no one model serves groups of clients: global_model must be None")
         return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
 
     def _cohort(self, round: int, ids: tuple[int, ...], message: Message | None = None) -> Cohort:

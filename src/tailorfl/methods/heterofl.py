@@ -97,10 +97,8 @@ class HeteroFL(Method):
         return tuple(network if ratio == 1 else self._narrow(network, ratio) for ratio in self.ratios)
 
     def sizes(self, scaling: Scaling) -> tuple[Size, ...]:
-        if self.personal_layers == 0 and len({kind.classes for kind in scaling.kinds}) > 1:
-            raise UserError(
-                "heterofl: groups with other classes cannot share a head; allowed: personal_layers=1 or more"
-            )
+        if self.personal_layers == 0:
+            raise UserError("heterofl: groups cannot share a head; allowed: personal_layers=1 or more")
         return scaling.matched(self.stages or max(size.stages for size in scaling.sizes()))
 
     def network_of(self, client: int, round: int) -> int:

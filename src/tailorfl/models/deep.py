@@ -25,6 +25,17 @@ class AveragePool(nn.Module):
         return x.mean(dim=(2, 3))
 
 
+class Every(nn.Module):
+    """Every so many pixels, in height and width."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, :: self.stride, :: self.stride]
+
+
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """A convolution that batch norm follows: padded to keep the size, without bias."""
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
@@ -52,7 +63,10 @@ class BasicBlock(nn.Module):
         self.norm2 = BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            parts = OrderedDict(conv=convolution(inputs, outputs, 1, stride), norm=BatchNorm2d(outputs))
+            # Not a 1x1 convolution with a stride, which is the same: torch 2.13 on a CPU writes beyond the memory of
+            # one that has few channels, where they are last.
+            parts: Layers = OrderedDict(every=Every(stride), conv=convolution(inputs, outputs, 1))
+            parts["norm"] = BatchNorm2d(outputs)
             self.shortcut = nn.Sequential(parts)
         self.pool: nn.Module = AveragePool() if pool else nn.Identity()
 

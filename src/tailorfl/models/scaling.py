@@ -75,7 +75,7 @@ class Scaling:
         while high - low > TOLERANCE:
             middle = (low + high) / 2
             low, high = (middle, high) if self._count(kind, middle, stages) <= wanted else (low, middle)
-        nearest = min((low, high), key=lambda width: abs(self._count(kind, width, stages) - wanted))
+        nearest = min((low or high, high), key=lambda width: abs(self._count(kind, width, stages) - wanted))
         return Size(nearest, stages)
 
     def _count(self, kind: Kind, width: float, stages: int) -> int:

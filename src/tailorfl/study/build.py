@@ -1,6 +1,7 @@
 """From a configuration to a federation that is ready to run."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,8 +108,9 @@ def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | N
     """The federated data of an experiment, in its precision."""
     options, known = part(PartitionOptions, experiment), None if partition is None else load_partition(partition)
     if experiment.groups:
-        read = partial(read_group_source, experiment, data_dir)
-        data = federate_groups(experiment.groups, read, options, experiment.seed, known)
+        groups = [_with_defaults(group, experiment) for group in experiment.groups]
+        read = partial(read_group_source, experiment, groups, data_dir)
+        data = federate_groups(groups, read, options, experiment.seed, known)
     elif known is not None:
         data = assemble(read_source(experiment, data_dir), known)
     else:
@@ -123,8 +125,16 @@ def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
     return resized(source, experiment.image_size)
 
 
-def read_group_source(experiment: Experiment, data_dir: Path | None, group: Group) -> Source:
-    return read_source(experiment.model_copy(update={"data": group.data or experiment.data}), data_dir)
+def _with_defaults(group: Group, experiment: Experiment) -> Group:
+    own = {"data": group.data or experiment.data, "image_size": group.image_size or experiment.image_size}
+    return group.model_copy(update=own)
+
+
+def read_group_source(experiment: Experiment, groups: Sequence[Group], data_dir: Path | None, name: str) -> Source:
+    """A source that groups take their rows from; where it is made or read at some size, at the largest of theirs."""
+    sizes = [group.image_size for group in groups if group.data == name and group.image_size]
+    options = part(SourceOptions, experiment).model_copy(update={"image_size": max(sizes, default=None)})
+    return load_source(name, data_dir, options)
 
 
 def part(kind: Any, experiment: Experiment) -> Any:

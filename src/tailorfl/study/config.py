@@ -151,8 +151,8 @@ def _checked(kind: type, settings: Mapping[str, Any], problems: list[str]) -> An
     except ValidationError as error:
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"][:1])
-            line = f"{key}={settings.get(key)}: {in_words(problem['msg'])}"
-            if not any(known.startswith(f"{key}=") for known in problems):
+            line = f"{key}={settings.get(key)}: {in_words(problem['msg'])}" if key else in_words(problem["msg"])
+            if not key or not any(known.startswith(f"{key}=") for known in problems):
                 problems.append(line)
         return None
 

@@ -260,7 +260,8 @@ class _Clock:
         every = [seconds for one in self.seconds.values() for seconds in one]
         if not every:
             return ""
-        total = sum(mean(self.seconds.get(cell.row, every)) for cell in self.cells[number - 1 :])
+        runs = {cell.folder: cell.row for cell in reversed(self.cells[number - 1 :])}  # two cells may read one
+        total = sum(mean(self.seconds.get(row, every)) for row in runs.values())
         return f"; about {_in_words(total)} left"
 
 
