@@ -118,8 +118,7 @@ def test_steps_on_one_batch_share_what_no_step_changes(monkeypatch):
         cohort.fit(train=cohort.network.names_of(cohort.network.layers[-1:]))
         (program,) = cohort.engine.traces.programs.values()
         work[network] = [
-            sum(node.target == torch.ops.aten.bmm.default for node in part.graph.nodes)
-            for part in (program.before, program.after)
+            sum(node.target == torch.ops.aten.bmm.default for node in part.graph.nodes) for part in program.parts
         ]
     assert work["mlp"] == [1, 2]  # the layer below the head, once; the head and its gradient, in every step
     assert work["stride-cnn"][0] == 0  # batch norms change their statistics in every step

@@ -7,7 +7,8 @@ from torch import nn
 from tailorfl.errors import UserError
 from tailorfl.models import build_module
 from tailorfl.models.deep import AveragePool
-from tailorfl.models.scaling import Kind, Scaling, Size, depth, parameters, width_ratio
+from tailorfl.models.reduction import parameters
+from tailorfl.models.scaling import Kind, Scaling, Size, depth, width_ratio
 from tailorfl.models.slicing import leading
 
 IMAGENET = tuple(

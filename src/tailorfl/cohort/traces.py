@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -80,8 +81,14 @@ class Program:
         _drop_idle(module)
         if inputs.velocity:
             _add_to_velocities(module, len(inputs.trained), momentum)
+        self.module = module
         self.traced: Callable[..., list[Tensor]] = module.forward
-        self.before, self.after = _split(module, len(inputs.trained), len(inputs.velocity))
+        self.changing = len(inputs.trained), len(inputs.velocity)
+
+    @cached_property
+    def parts(self) -> tuple[GraphModule, GraphModule]:
+        """What can be computed before the first step on a batch, and the step."""
+        return _split(self.module, *self.changing)
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> tuple[Values, Tensor]:
@@ -91,11 +98,12 @@ class Program:
     @torch.no_grad()
     def of_one_batch(self, inputs: Inputs) -> Gradients:
         """The same for steps that all see this batch: what depends on nothing that is trained is computed here."""
-        known = self.before.forward(*_leaves(inputs))
+        before, after = self.parts
+        known = before.forward(*_leaves(inputs))
 
         @torch.no_grad()
         def compute(inputs: Inputs) -> tuple[Values, Tensor]:
-            *found, losses = self.after.forward(*_leaves(inputs), *known)
+            *found, losses = after.forward(*_leaves(inputs), *known)
             return dict(zip(inputs.trained, found, strict=True)), losses
 
         return compute

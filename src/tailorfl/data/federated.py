@@ -58,8 +58,8 @@ class FederatedData:
     std: Tensor | None = None
     vectors: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
-    # A federation of groups: the data of each, with all clients, of whom only the group's own have rows. Inputs and
-    # classes of the whole are those of the largest group, and each client's rows are rows of its own group's inputs.
+    # A federation of groups: the data of each, with all clients, of whom only the group's own have rows. The whole has
+    # the classes of the largest group and one of its inputs, for the form; a client's rows are rows of its own group's.
     groups: tuple["FederatedData", ...] = ()
     group_of: tuple[int, ...] = ()
 

@@ -81,6 +81,8 @@ def federate_groups(
     return replace(
         largest,
         source=partition.source,
+        inputs=largest.inputs[:1],
+        targets=largest.targets[:1],
         train=partition.train,
         validation=partition.validation,
         test=partition.test,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from tailorfl.errors import UserError
+from tailorfl.models.reduction import parameters
 
 TOLERANCE = 1e-4  # of a width ratio that is searched for
 
@@ -85,8 +86,3 @@ class Scaling:
         """Of the global model: as wide and as deep as any client's."""
         kind = max(self.kinds, key=lambda one: (one.input_shape[-1], one.classes))
         return kind, Size(max(size.width for size in sizes), max(size.stages for size in sizes))
-
-
-def parameters(module: nn.Module) -> int:
-    """How many numbers are trained."""
-    return sum(parameter.numel() for parameter in module.parameters())

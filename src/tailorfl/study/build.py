@@ -193,13 +193,11 @@ def build_group_networks(
         raise UserError("groups: some have grey and some have coloured images; allowed: the same number of channels")
 
     def build(kind: Kind, size: Size) -> Network:
-        options = {**given, "width": size.width, "stages": size.stages}
-        return made(experiment, name, kind.input_shape, kind.classes, options, device)
+        return made(experiment, name, kind.input_shape, kind.classes, {**given, **vars(size)}, device)
 
     def shape(kind: Kind, size: Size) -> nn.Module:
         with torch.device("meta"):
-            options = {**given, "width": size.width, "stages": size.stages}
-            return build_module(name, kind.input_shape, kind.classes, **options)
+            return build_module(name, kind.input_shape, kind.classes, **given, **vars(size))
 
     most = max(kind.classes for kind in kinds)
     scaling = Scaling(kinds, shape, experiment.base_classes or most, experiment.base_size)
