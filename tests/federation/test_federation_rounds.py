@@ -39,6 +39,8 @@ def test_clients_are_evaluated_now_and_then_and_after_the_last_round() -> None:
 
     assert evaluated(evaluate_every=2) == [2, 4, 5]
     assert evaluated(evaluate_every=0) == [5]
+    assert evaluated(evaluate_every=2, evaluate_last=2) == [2, 4, 5]
+    assert evaluated(evaluate_every=0, evaluate_last=3) == [3, 4, 5]
 
 
 def test_validation_data_are_evaluated_where_there_are_some() -> None:

@@ -195,6 +195,29 @@ def result_lines(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_a_figure_may_be_the_mean_over_the_last_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = {
+        "title": "Two rounds of three",
+        "last": 2,
+        "settings": {**SETTINGS, "rounds": 3, "evaluate_every": 0},
+        "columns": {"two": {"classes_per_client": 2}},
+        "rows": {"fedper": None, "once": {"method": "fedper", "evaluate_last": 1}},
+        "seeds": [0],
+    }
+    assert command([str(write(tmp_path, "", small=study)), "-q", "--out", str(tmp_path / "out")], monkeypatch) == 0
+    table = (tmp_path / "out" / "table.md").read_text()
+
+    def shown(row: str) -> str:
+        return next(line for line in table.splitlines() if line.startswith(f"| {row} ")).split("|")[2].strip()
+
+    lines = [json.loads(line) for line in (tmp_path / "out/two/fedper/seed-0/rounds.jsonl").read_text().splitlines()]
+    ends = [100 * line["personalized_accuracy"] for line in lines if line.get("personalized_accuracy") is not None]
+    assert len(ends) == 2
+    assert shown("fedper") == f"{sum(ends) / 2:.2f}"
+    assert shown("once") == f"{100 * summary(tmp_path / 'out', 'once', 'two', 0)['personalized_accuracy']:.2f}"
+    assert "mean of the last 2 rounds" in table
+
+
 def test_every_cell_is_a_run_of_its_own(measured: Path) -> None:
     cells = {path.parent.relative_to(measured).as_posix() for path in measured.rglob("summary.json")}
     assert cells == {f"{c}/{r}/seed-{s}" for c in ("two", "five") for r in ("fedavg", "fedper", "deep") for s in (0, 1)}

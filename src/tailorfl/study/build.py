@@ -225,7 +225,7 @@ def choose_device(wanted: str) -> torch.device:
 
 def evaluates(experiment: Experiment, number: int) -> bool:
     every = experiment.evaluate_every
-    return number == experiment.rounds or (every > 0 and number % every == 0)
+    return number > experiment.rounds - experiment.evaluate_last or (every > 0 and number % every == 0)
 
 
 @dataclass(frozen=True)

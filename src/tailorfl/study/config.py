@@ -34,6 +34,7 @@ class Experiment(PartitionOptions, SourceOptions):
     selection: Selection = Field("uniform", description="uniform, binomial, or per-group")
     everyone_in: tuple[int, ...] = Field((), description="rounds in which everyone takes part; -1 is the last")
     evaluate_every: int = Field(10, ge=0, description="rounds between evaluations; 0: only after the last")
+    evaluate_last: int = Field(1, ge=1, description="rounds at the end that are evaluated one and all")
     target_accuracy: float | None = Field(None, gt=0, le=1, description="stop at this validation accuracy")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     seed: int = Field(0, ge=0, description="of all randomness")

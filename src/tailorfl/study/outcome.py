@@ -51,16 +51,25 @@ class Outcome:
         self.failures[cell.row, cell.column, cell.seed] = reason
 
     def scores(self, point: Point, round: int | None = None) -> Scores:
-        """The figure of a cell for each seed, in the units of the table: after the last round, unless one is named."""
+        """The figure of a cell for each seed, in the units of the table: after the last rounds, unless one is named."""
         row, column = point
-        recipe, found = self.plan.recipe, {}
+        found = {}
         for seed in self.plan.seeds:
             summary = self.summaries.get((row, column, seed))
             if summary is not None and round is None:
-                found[seed] = _unit(recipe) * summary[recipe.measure_of(row)]
+                found[seed] = self._figure(row, column, seed, summary)
             elif summary is not None and round in (curve := self.curve(row, column, seed)):
                 found[seed] = curve[round]
         return found
+
+    def _figure(self, row: str, column: str, seed: int, summary: Mapping[str, Any]) -> float:
+        """Of one run: after its last round, or the mean over as many rounds at its end as the recipe says."""
+        recipe = self.plan.recipe
+        if recipe.last == 1:
+            return _unit(recipe) * float(summary[recipe.measure_of(row)])
+        first = summary["rounds"] - recipe.last
+        ends = [value for number, value in self.curve(row, column, seed).items() if number > first]
+        return mean(ends) if ends else _unit(recipe) * float(summary[recipe.measure_of(row)])
 
     def curve(self, row: str, column: str, seed: int) -> dict[int, float]:
         """Round by round, where clients were evaluated."""
@@ -213,7 +222,7 @@ def heading(outcome: Outcome) -> list[str]:
     seeds = f"mean ± standard deviation over seeds {', '.join(map(str, plan.seeds))}"
     lines = [
         f"{recipe.name}: {recipe.title}",
-        f"{what} after the last round, {seeds if len(plan.seeds) > 1 else f'seed {plan.seeds[0]}'}{brackets}.",
+        f"{what}, {_moment(recipe)}, {seeds if len(plan.seeds) > 1 else f'seed {plan.seeds[0]}'}{brackets}.",
     ]
     changed = " ".join(f"{key}={value}" for key, value in plan.changes.items() if key not in MAY_CHANGE)
     if changed:
@@ -222,6 +231,10 @@ def heading(outcome: Outcome) -> list[str]:
     if done < len(plan.cells):
         lines.append(f"{done} of {len(plan.cells)} cells are measured.")
     return lines
+
+
+def _moment(recipe: Recipe) -> str:
+    return "after the last round" if recipe.last == 1 else f"mean of the last {recipe.last} rounds"
 
 
 def claim_lines(outcome: Outcome) -> list[str]:

@@ -110,6 +110,7 @@ class Recipe(BaseModel):
     title: str
     kind: Literal["table", "curves", "sweep", "measures"] = "table"
     measure: str = ACCURACY
+    last: int = Field(1, ge=1)  # a cell's figure is the mean over so many rounds at the end
     settings: Settings = {}
     over: str | None = None  # sweep: the key whose values are the columns
     against: str | None = None  # measures: what of a client is on the axis
@@ -276,7 +277,7 @@ def _cell(
         # What nobody has goes on to `configure`, which refuses it.
         return key in Experiment.model_fields or key in kind.model_fields or key not in elsewhere
 
-    common = {**recipe.settings, **recipe.columns[column]}
+    common = {"evaluate_last": recipe.last, **recipe.settings, **recipe.columns[column]}
     common = {key: value for key, value in common.items() if reaches(key, others)}
     run = recipe.run_of(row)
     own = {**recipe.rows[run].settings, **recipe.cells.get(run, {}).get(column, {})}
