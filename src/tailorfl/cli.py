@@ -161,6 +161,25 @@ def export(
 
 
 @app.command()
+def draw(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on images with objects.")],
+    client: Annotated[str, typer.Option("--client", help="A client's name (see clients.csv).")],
+    picture: Annotated[Path | None, typer.Option("--out", help="A PNG file; by default in the run's folder.")] = None,
+    images: Annotated[int, typer.Option("--images", min=1, max=64, help="So many of its test images.")] = 8,
+    threshold: Annotated[float, typer.Option("--threshold", min=0, max=1, help="Probability of what is drawn.")] = 0.5,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw the objects that a client's model finds in its test images."""
+    from tailorfl.study.export import folder_names
+    from tailorfl.study.picture import draw_detections
+
+    _log(quiet=True)
+    path = picture or folder / f"detections-{folder_names([client])[0]}.png"
+    draw_detections(folder, client, path, images, threshold, data_dir)
+    out.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="STUDY", help="A study, or a recipe's file; without one, all are listed.")

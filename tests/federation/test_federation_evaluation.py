@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.cohort.cohort import Scores
+from tailorfl.cohort.scoring import Scores
 from tailorfl.federation.evaluation import ClientScores
 from tailorfl.study.build import Built, build
 from tailorfl.study.config import configure

@@ -5,15 +5,20 @@ import torch
 from torch import nn
 
 from tailorfl.errors import UserError
-from tailorfl.models import build_module
+from tailorfl.exchange.aggregation import average
+from tailorfl.exchange.messages import Answers
+from tailorfl.models import Network, build_module
 from tailorfl.models.deep import AveragePool
 from tailorfl.models.reduction import parameters
 from tailorfl.models.scaling import Kind, Scaling, Size, depth, width_ratio
-from tailorfl.models.slicing import leading
+from tailorfl.models.slicing import leading, slices
 
 IMAGENET = tuple(
     Kind(f"{classes}", (3, side, side), classes) for classes, side in ((1000, 256), (500, 192), (200, 128), (100, 96))
 )
+
+
+DETECTION = (Kind("coco", (3, 512, 512), 80), Kind("voc", (3, 256, 256), 20))
 
 
 def build(name: str):
@@ -71,6 +76,73 @@ def test_heterofl_of_the_same_size(stages: int) -> None:
         assert size.width == pytest.approx(ratio, abs=0.005)
         assert count == pytest.approx(parameters(build("resnet18")(kind, scaling.size(kind))), rel=0.01)
         assert count / 1e6 == pytest.approx(millions, rel=0.025)
+
+
+def extra_widths(network: nn.Module) -> list[int]:
+    """Of the convolutions of the stages after ResNet's."""
+    layers = [m for name, m in network.named_modules() if name.startswith(("stage6", "stage7"))]
+    return [layer.out_channels for layer in layers if isinstance(layer, nn.Conv2d)]
+
+
+def test_detectors_of_table_6() -> None:
+    scaling = Scaling(DETECTION, build("ssd-resnet18"), 80, 4)
+    large, small = (build("ssd-resnet18")(kind, scaling.size(kind)) for kind in DETECTION)
+    assert [size.stages for size in scaling.sizes()] == [7, 6]
+    assert [extra_widths(network) for network in (large, small)] == [[128, 256, 128, 256], [88, 176]]
+    assert [layer.out_channels for layer in large.head.classes] == [405, 567, 567, 567, 405]
+    assert [layer.out_channels for layer in large.head.boxes] == [20, 28, 28, 28, 20]
+    assert [layer.in_channels for layer in large.head.classes] == [128, 256, 512, 256, 256]
+    assert [layer.in_channels for layer in small.head.classes] == [64, 128, 256, 512, 176]
+    assert [parameters(network) for network in (large, small)] == [18_821_131, 13_043_463]
+
+
+# Stages, then for each group the ratio and the parameters (in millions) that tables VII and IX print.
+HETEROFL_DETECTION = {6: [(1.7, 18.9), (0.68, 13.0)], 7: [(1.0, 18.8), (0.48, 13.0)]}
+
+
+@pytest.mark.parametrize("stages", HETEROFL_DETECTION)
+def test_heterofl_detectors_of_the_same_size(stages: int) -> None:
+    scaling = Scaling(DETECTION, build("ssd-resnet18"), 80, 4)
+    printed = HETEROFL_DETECTION[stages]
+    for kind, size, (ratio, millions) in zip(DETECTION, scaling.matched(stages), printed, strict=True):
+        count = parameters(build("ssd-resnet18")(kind, size))
+        assert size.stages == stages
+        assert size.width == pytest.approx(ratio, abs=0.021)  # 1.68 is nearer than the printed 1.7
+        assert count == pytest.approx(parameters(build("ssd-resnet18")(kind, scaling.size(kind))), rel=0.001)
+        assert count / 1e6 == pytest.approx(millions, rel=0.005)
+
+
+def test_the_narrow_detector_of_seven_stages_is_nearly_that_of_table_7() -> None:
+    """The table has 61 and 123 channels, 0.48 times the full ones rounded to the nearest; elsewhere it rounds up."""
+    scaling = Scaling(DETECTION, build("ssd-resnet18"), 80, 4)
+    _, size = scaling.matched(7)
+    assert extra_widths(build("ssd-resnet18")(DETECTION[1], size)) == [62, 124] * 2
+
+
+def test_detectors_average_each_element_over_those_who_hold_it() -> None:
+    kinds = (Kind("large", (3, 40, 40), 4), Kind("small", (3, 24, 24), 2))
+    sizes = (Size(0.1, 6), Size(0.06, 5)), (Size(0.1, 6), Size(0.06, 6))
+    for large, small in sizes:
+        wide, narrow = (
+            Network(build_module("ssd-resnet18", kind.input_shape, kind.classes, **vars(size)))
+            for kind, size in zip((kinds[0], kinds[0] if small.stages == 6 else kinds[1]), (large, small), strict=True)
+        )
+        values = wide.initial()
+        names = [[n for n in one.parameters if not n.startswith("head")] for one in (wide, narrow)]
+        answers = [
+            Answers((client,), torch.tensor([samples]), slices(values, own, network.module, 1), torch.zeros(1))
+            for client, samples, own, network in zip((0, 1), (1, 3), names, (wide, narrow), strict=True)
+        ]
+        moved = {name: tensor + 4 for name, tensor in answers[1].tensors.items()}
+        found = average([answers[0], Answers((1,), answers[1].samples, moved, torch.zeros(1))], values)
+        shapes = {name: tensor.shape for name, tensor in narrow.initial().items()}
+        for name in names[0]:
+            expected = values[name].clone()
+            if name in shapes:
+                leading(expected, shapes[name]).add_(3)  # three of four samples moved by four
+            torch.testing.assert_close(found[name], expected)
+        assert set(names[1]) <= set(names[0])
+        assert any(name.startswith("stage6") for name in set(names[0]) - set(names[1])) == (small.stages == 5)
 
 
 @pytest.mark.parametrize("name", ["stride-cnn", "resnet18", "vgg11"])

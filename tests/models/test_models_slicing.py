@@ -17,6 +17,7 @@ OPTIONS: dict[str, dict] = {
     "resnet18": {"width": 0.15, "stem": "cifar"},
     "mobilenet": {"width": 0.15},
     "stride-cnn": {"width": 0.25},
+    "ssd-resnet18": {"stages": 3},
 }
 NETWORKS = [name for name in networks if name != "text"]
 
@@ -141,6 +142,33 @@ def test_a_users_network_is_followed_however_it_is_wired():
     assert found["other_head.weight"] == (5, 6 * 14 * 14)
     assert narrow.norm.num_features == 6 * 14 * 14
     assert (narrow.depthwise.groups, narrow.depthwise.in_channels, narrow.depthwise.out_channels) == (3, 3, 6)
+
+
+class TwoHeads(nn.Module):
+    """Outputs of two layers beside one another, in rows; one of them is also what a third layer is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.one = nn.Conv2d(6, 4, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.two = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.norm(self.one(torch.relu(self.conv(x))))
+        return torch.cat([one.flatten(2), self.two(torch.relu(one)).flatten(2)], 1).transpose(1, 2)
+
+
+def test_outputs_may_be_joined_for_none_of_them_is_cut():
+    narrow = narrowed(TwoHeads(), 0.5)
+    assert narrow(torch.randn(2, *IMAGE)).shape == (2, 256, 6)
+    found = shapes_of(narrow)
+    assert [found[key] for key in ("conv.weight", "one.weight", "norm.weight", "two.weight")] == [
+        (3, 3, 3, 3),
+        (4, 3, 1, 1),
+        (4,),
+        (2, 4, 1, 1),
+    ]
 
 
 def functional(forward, **layers: nn.Module) -> nn.Module:

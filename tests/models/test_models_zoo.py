@@ -10,7 +10,8 @@ from tailorfl.errors import UserError
 from tailorfl.models import build_module, networks
 
 OPTIONS = {"text": {"vocabulary": 50, "dimension": 8}}
-IMAGE_NETWORKS = [name for name, entry in networks.items() if len(entry.input_shape) == 3]
+CLASSIFIERS = [name for name, entry in networks.items() if not entry.detection]
+IMAGE_NETWORKS = [name for name in CLASSIFIERS if len(networks[name].input_shape) == 3]
 
 
 def count(module: nn.Module) -> int:
@@ -43,6 +44,8 @@ def inputs(shape: tuple[int, ...], batch: int = 2) -> torch.Tensor:
         ("resnet18", (3, 64, 64), 100, {"width": math.log10(100) / 3, "stages": 4}, 1_266_324),
         ("resnet18", (3, 64, 64), 100, {"widths": (43, 43, 86, 171), "stages": 4}, 1_266_324),
         ("stride-cnn", (3, 128, 128), 10, {}, 391_466),
+        ("ssd-resnet18", (3, 512, 512), 80, {}, 18_821_131),
+        ("ssd-resnet18", (3, 256, 256), 20, {"width": math.log(20, 80), "stages": 6}, 13_043_463),
         ("text", (32,), 2, {"vocabulary": 50}, 50 * 50 + 4 * 128 * 180 + 129 * 120 + 121 * 64 + 65 * 2),
     ],
 )
@@ -71,6 +74,8 @@ def test_parameter_count(name, shape, classes, options, parameters):
         ("resnet18", {"stages": 1}, "stem head"),
         ("stride-cnn", {}, "conv1 conv2 conv3 conv4 head"),
         ("stride-cnn", {"stages": 2, "width": 0.5}, "conv1 conv2 head"),
+        ("ssd-resnet18", {"stages": 6}, "stage1 stage2 stage3 stage4 stage5 stage6 head"),
+        ("ssd-resnet18", {"stages": 2}, "stage1 stage2 head"),
         ("text", OPTIONS["text"], "embedding lstm fc1 fc2 head"),
     ],
 )
@@ -79,7 +84,7 @@ def test_layers_run_from_base_to_head(name, options, layers):
     assert [layer for layer, _ in module.named_children()] == layers.split()
 
 
-@pytest.mark.parametrize("name", networks)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_forward_gives_a_score_a_class_and_features_are_vectors(name):
     shape = networks[name].input_shape if name != "resnet18" else (3, 64, 64)
     module = build_module(name, shape, 7, **OPTIONS.get(name, {})).eval()
@@ -162,6 +167,11 @@ def test_every_entry_says_what_it_is_in_one_line(entry):
         ("resnet18", (3, 32, 32), {"widths": [1, 2]}, ["widths=[1, 2]", "5 positive integers"]),
         ("mobilenet", (3, 32, 32), {"width": 0}, ["width=0", "above 0"]),
         ("stride-cnn", (3, 32, 32), {"width": "wide"}, ["width='wide'"]),
+        ("ssd-resnet18", (3, 256, 256), {"stages": 1}, ["stages=1", "from 2 to 7"]),
+        ("ssd-resnet18", (3, 256, 256), {"stages": 8}, ["stages=8", "from 2 to 7"]),
+        ("ssd-resnet18", (3, 64, 64), {}, ["7 stages", "at least 65x65", "got 64x64", "fewer stages"]),
+        ("ssd-resnet18", (3, 65, 20), {"stages": 6}, ["at least 33x33", "got 65x20"]),
+        ("ssd-resnet18", (3, 256, 256), {"width": 0}, ["width=0", "above 0"]),
         ("text", (8,), {}, ["vocabulary"]),
         ("text", (8,), {"vocabulary": -1}, ["vocabulary=-1", "positive"]),
         ("text", (8,), {"vectors": torch.zeros(3)}, ["(3,)", "[vocabulary, dimension]"]),

@@ -12,24 +12,16 @@ from torch import Tensor
 from tailorfl.cohort.engine import Engine
 from tailorfl.cohort.gradients import ABSENT, Gradients, Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.local import LocalTraining
-from tailorfl.cohort.objective import Batch, Objective, cross_entropy, squared_error
+from tailorfl.cohort.objective import Batch, Objective, cross_entropy, multibox, squared_error
 from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.cohort.schedule import mini_batches
+from tailorfl.cohort.scoring import Detections, Scores, score
 from tailorfl.cohort.training import Samples, Training, alone, pad_rows
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
 from tailorfl.models.own_classes import without
 from tailorfl.seeding import derive, generator
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What an evaluation found for each client of a cohort; sums, so that parts can be added."""
-
-    samples: Tensor  # int64 [clients]
-    correct: Tensor  # int64 [clients]
-    loss: Tensor  # summed over the samples, [clients]
 
 
 @dataclass
@@ -77,13 +69,13 @@ class Cohort:
     def class_members(self) -> Tensor:
         """Which class each training sample of each client is of, int64 [clients, samples, classes]; padding: none."""
         samples = self.samples("train")
-        return F.one_hot(self.data.targets[samples.rows], self.data.num_classes) * samples.real[..., None]
+        return F.one_hot(self.data.labels[samples.rows], self.data.num_classes) * samples.real[..., None]
 
     def class_counts(self) -> Tensor:
         """How many training samples of each class each client has, int64 [clients, classes]."""
         samples = self.samples("train")
         found = torch.zeros(len(self), self.data.num_classes, dtype=torch.int64, device=samples.rows.device)
-        return found.scatter_add_(1, self.data.targets[samples.rows], samples.real.to(torch.int64))
+        return found.scatter_add_(1, self.data.labels[samples.rows], samples.real.to(torch.int64))
 
     def drawn(self, purpose: str) -> Samples:
         """All training samples, each augmented once, where there is an augmentation."""
@@ -154,7 +146,9 @@ class Cohort:
 
     @property
     def loss(self) -> Objective:
-        """The plain loss of the task: cross-entropy for classes, squared error for real-valued targets."""
+        """The plain loss of the task: cross-entropy for classes, SSD's for objects, else the squared error."""
+        if self.data.detection:
+            return multibox
         return cross_entropy if self.data.num_classes else squared_error
 
     def fit(
@@ -176,11 +170,13 @@ class Cohort:
     ) -> Tensor:
         """Local training of some tensors (all parameters by default); the mean loss of each client over its steps.
 
-        ``epochs`` or ``steps`` say how long, ``weights`` [clients, samples] weigh the samples, ``only`` (booleans of
-        the same form) leaves some out, ``inputs`` replaces the data by features that were computed before, ``own`` and
-        ``common`` reach the objective. ``lr`` may differ by name. ``purpose`` names the random stream: two fits of one
-        round need two.
+        ``epochs`` or ``steps`` say how long, the options where neither is given. ``weights`` [clients, samples] weigh
+        the samples, ``only`` (booleans of the same form) leaves some out, ``inputs`` replaces the data by features that
+        were computed before, ``own`` and ``common`` reach the objective. ``lr`` may differ by name. ``purpose`` names
+        the random stream: two fits of one round need two.
         """
+        if epochs is None and steps is None:
+            epochs, steps = self.options.local_epochs, self.options.local_steps
         trained = tuple(self.network.parameters if train is None else train)
         samples = replace(self.samples("train"), weights=weights, inputs=inputs)
         if only is not None:
@@ -199,7 +195,7 @@ class Cohort:
             schedule=mini_batches(
                 counts,
                 self.options.batch_size if batch_size is None else batch_size,
-                self.options.local_epochs if epochs is None else epochs,
+                epochs,
                 steps,
                 [(self.seed, purpose, self.round, client) for client in self.clients],
                 None if inputs is not None else self.augmentation,
@@ -314,6 +310,8 @@ class Cohort:
 
     def evaluate(self, split: Split, predict: Callable[[Batch], Tensor] | None = None) -> Scores:
         """Loss and hits of each client's model on its own samples of a split."""
+        if self.data.detection:
+            return self._detected(split, predict or self.predict)
         samples = self.samples(split)
         device = self.engine.device
         correct = torch.zeros(len(self), dtype=torch.int64, device=device)
@@ -324,6 +322,18 @@ class Cohort:
             correct += (hits & real).sum(1)
             loss += losses.where(real, 0.0).sum(1)
         return Scores(samples.counts.cpu(), correct.cpu(), loss.cpu())
+
+    def _detected(self, split: Split, predict: Callable[[Batch], Tensor]) -> Scores:
+        """The objects that each client's model finds in its own images of a split."""
+        samples, start = self.samples(split), 0
+        found = [Detections(self.data, self.network.anchors()) for _ in self.clients]
+        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
+            end = start + batch.valid.shape[1]
+            for row, (outputs, count) in enumerate(zip(predict(batch), samples.counts.tolist(), strict=True)):
+                found[row].add(samples.rows[row, start : min(end, count)], outputs[: max(0, count - start)])
+            start = end
+        rows = self.data.rows(split)
+        return Scores.of([one.of(rows.of(client)) for one, client in zip(found, self.clients, strict=True)])
 
     def _score(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         hits, losses = score(outputs, targets)
@@ -342,12 +352,3 @@ class Cohort:
             return tuple(lr[name] for name in trained)
         rate = self.options.rate(self.round, self.rounds) if lr is None else lr
         return (rate,) * len(trained)
-
-
-def score(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Hits and losses of each sample, [clients, samples]; regression has no hits."""
-    if targets.is_floating_point():
-        losses = (outputs.squeeze(-1) - targets) ** 2
-        return torch.zeros_like(targets, dtype=torch.bool), losses.double()
-    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").reshape(targets.shape)
-    return outputs.argmax(-1) == targets, losses.double()

@@ -14,6 +14,7 @@ class LocalTraining(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     local_epochs: int = Field(5, ge=1, description="passes over a client's data in a round")
+    local_steps: int | None = Field(None, ge=1, description="steps of a client in a round, in place of local_epochs")
     batch_size: int = Field(10, ge=0, description="samples a step; 0 is the full batch")
     lr: float = Field(0.01, gt=0, description="learning rate of the clients in the first round")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the clients' optimizer")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from tailorfl.detection.multibox import multibox_losses
 from tailorfl.models.network import Network
 from tailorfl.models.own_classes import without
 
@@ -64,6 +65,11 @@ def cross_entropy(client: Client, batch: Batch) -> Tensor:
 def squared_error(client: Client, batch: Batch) -> Tensor:
     """The mean squared error of the batch, for real-valued targets."""
     return batch.mean((client.predict(batch).squeeze(-1) - batch.targets) ** 2)
+
+
+def multibox(client: Client, batch: Batch) -> Tensor:
+    """The mean of SSD's multibox loss over the images of the batch, for objects."""
+    return batch.mean(multibox_losses(client.predict(batch), batch.targets, client.network.anchors()))
 
 
 def class_losses(outputs: Tensor, targets: Tensor) -> Tensor:

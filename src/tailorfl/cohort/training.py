@@ -47,13 +47,12 @@ class Samples:
         """All samples in their own order, ``size`` of each client at a time."""
         for start in range(0, self.rows.shape[1], size):
             rows = self.rows[:, start : start + size]
-            raw = self.data.inputs[rows]
-            if self.augmentation:
-                raw = self.augmentation.apply(raw, {n: t[:, start : start + size] for n, t in self.draws.items()})
-            inputs = self.data.decode(raw)
+            draws = {name: numbers[:, start : start + size] for name, numbers in self.draws.items()}
+            raw, targets = self.data.inputs[rows], self.data.targets[rows]
+            inputs, targets = _decoded(self.data, raw, targets, self.augmentation, draws)
             valid = self.real[:, start : start + size].to(_floating(inputs))
             weight = valid if self.weights is None else valid * self.weights[:, start : start + size]
-            yield Batch(inputs, self.data.targets[rows], valid, weight, valid.sum(1).clamp(min=1))
+            yield Batch(inputs, targets, valid, weight, valid.sum(1).clamp(min=1))
 
     def subset(self, chosen: Tensor) -> "Samples":
         """The samples of each client that are chosen, booleans [clients, longest], in their own order."""
@@ -179,24 +178,26 @@ class Training:
     def inputs(self, width: int) -> Inputs:
         """What the next step of the first ``width`` clients is computed from."""
         batch = self.batches.at(self.done, width)
+        looked_up, targets = self._look_up(batch)
         trained = set(self.trained)
         return Inputs(
             {name: self.values[name][:width] for name in self.trained},
             {name: tensor[:width] for name, tensor in self.values.items() if name not in trained},
-            (self._look_up(batch), batch.targets, batch.valid, batch.weight, batch.size),
+            (looked_up, targets, batch.valid, batch.weight, batch.size),
             {name: tensor[:width] for name, tensor in self.own.items()},
             self.common,
             {name: self.state[0][k][:width] for k, name in enumerate(self.trained)} if self.adds else {},
         )
 
-    def _look_up(self, batch: Batches) -> Tensor:
-        if self.samples.inputs is not None and self.schedule.whole:
-            return self.samples.inputs[: len(batch.found), : batch.found.shape[1]]
-        if self.samples.inputs is not None:
-            return self.samples.inputs[torch.arange(len(batch.found), device=batch.found.device)[:, None], batch.found]
-        raw = self.samples.data.inputs.index_select(0, batch.found.flatten())
-        raw = raw.unflatten(0, batch.found.shape)
-        return self.samples.data.decode(self.augmentation.apply(raw, batch.draws) if self.augmentation else raw)
+    def _look_up(self, batch: Batches) -> tuple[Tensor, Tensor]:
+        """The batch's inputs and targets."""
+        cached, found = self.samples.inputs, batch.found
+        if cached is not None and self.schedule.whole:
+            return cached[: len(found), : found.shape[1]], batch.targets
+        if cached is not None:
+            return cached[torch.arange(len(found), device=found.device)[:, None], found], batch.targets
+        raw = self.samples.data.inputs.index_select(0, found.flatten()).unflatten(0, found.shape)
+        return _decoded(self.samples.data, raw, batch.targets, self.augmentation, batch.draws)
 
     def one(self, client: int) -> "Training":
         """The same training of one client alone, on values of its own."""
@@ -217,6 +218,17 @@ class Training:
             schedule=schedule,
             own={name: tensor[only] for name, tensor in self.own.items()},
         )
+
+
+def _decoded(
+    data: FederatedData, raw: Tensor, targets: Tensor, augmentation: Augmentation | None, draws: Values
+) -> tuple[Tensor, Tensor]:
+    """Inputs as a network takes them, augmented before, and their targets: boxes follow their images."""
+    if augmentation and data.detection:
+        raw, targets = augmentation.apply_with_boxes(raw, targets, draws)
+    elif augmentation:
+        raw = augmentation.apply(raw, draws)
+    return data.decode(raw), targets
 
 
 def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,12 @@ from tailorfl.data.holdout import class_counts, draw_tests, fraction_sizes, hold
 from tailorfl.data.partition import Lists, PartitionOptions, Rows, divide, settle
 from tailorfl.data.ragged import Ragged
 from tailorfl.data.reason import reason
-from tailorfl.data.source import Kind, Source
+from tailorfl.data.source import Kind, Source, labels_of
 from tailorfl.errors import UserError
 from tailorfl.seeding import generator
 
 Split = Literal["train", "validation", "test"]
+Metric = Literal["voc07", "coco"]
 FORMAT = "tailorfl partition 1"
 CHUNK = 256  # images whose mean and deviation are computed at once: they should fit in the processor's cache
 
@@ -58,6 +59,7 @@ class FederatedData:
     std: Tensor | None = None
     vectors: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
+    metric: Metric = "voc07"  # of detectors: which mean average precision
     # A federation of groups: the data of each, with all clients, of whom only the group's own have rows. The whole has
     # the classes of the largest group and one of its inputs, for the form; a client's rows are rows of its own group's.
     groups: tuple["FederatedData", ...] = ()
@@ -74,6 +76,16 @@ class FederatedData:
     @property
     def regression(self) -> bool:
         return not self.classes
+
+    @property
+    def detection(self) -> bool:
+        """Whether the targets are objects, [M, N, 6], see ``tailorfl.data.objects``."""
+        return self.targets.ndim == 3
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """int64 [M], one class a row: of an image with objects that of the largest; a regression has one class."""
+        return labels_of(self.targets, self.classes)
 
     @property
     def num_classes(self) -> int:
@@ -93,7 +105,7 @@ class FederatedData:
             wide = [group.label_counts(split) for group in self.groups]
             most = max(counts.shape[1] for counts in wide)
             return torch.stack([F.pad(counts, (0, most - counts.shape[1])) for counts in wide]).sum(0)
-        labels = _labels(self.targets.cpu(), self.regression)
+        labels = self.labels.cpu().numpy()
         return torch.from_numpy(class_counts(self.rows(split), labels, max(self.num_classes, 1)))
 
     def decode(self, rows: Tensor) -> Tensor:
@@ -137,11 +149,11 @@ class FederatedData:
 def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedData:
     """Divide a source among clients. Only its training rows are divided; all is determined by the seed."""
     _check_fractions(options)
-    labels = _labels(source.targets, source.regression)
-    rows = _training_rows(source)
+    labels = source.labels.numpy()
+    rows = _training_rows(source, labels)
     division = settle(rows, options)
     lists = divide(rows, division, generator(seed, "partition"))
-    train, test = _tests(source, labels, Ragged.from_lists(lists), options, division.partition == "natural", seed)
+    train, test = _tests(source, labels, Ragged.from_lists(lists), options, division.partition, seed)
     sizes = fraction_sizes(train.counts.numpy(), options.validation_fraction)
     classes = max(len(source.classes), 1)
     train, validation = hold_out(train, labels, classes, sizes, generator(seed, "validation"))
@@ -213,16 +225,11 @@ def _check_fractions(options: PartitionOptions) -> None:
         raise UserError(f"test_samples_per_client={options.test_samples_per_client}, allowed: at least 1")
 
 
-def _labels(targets: Tensor, regression: bool) -> np.ndarray:
-    """Class numbers; a regression has one class, so that what is stratified by class works for it too."""
-    return np.zeros(len(targets), np.int64) if regression else targets.numpy()
-
-
-def _training_rows(source: Source) -> Rows:
+def _training_rows(source: Source, labels: np.ndarray) -> Rows:
     """What the partition may look at."""
-    labels = None if source.regression else source.targets[: source.train_size].numpy()
     owner = None if source.owner is None else source.owner[: source.train_size].numpy()
-    return Rows(source.train_size, labels, owner)
+    known = None if source.regression else labels[: source.train_size]
+    return Rows(source.train_size, known, owner, source.detection)
 
 
 def _names(source: Source, natural: bool, lists: Lists) -> tuple[str, ...]:
@@ -232,11 +239,15 @@ def _names(source: Source, natural: bool, lists: Lists) -> tuple[str, ...]:
 
 
 def _tests(
-    source: Source, labels: np.ndarray, train: Ragged, options: PartitionOptions, natural: bool, seed: int
+    source: Source, labels: np.ndarray, train: Ragged, options: PartitionOptions, partition: str, seed: int
 ) -> tuple[Ragged, Ragged]:
     """What stays for training, and the test rows: from the source's own test set, else from each client's rows."""
     rng, wanted, classes = generator(seed, "test"), options.test_samples_per_client, max(len(source.classes), 1)
-    if source.test_size and not natural:
+    if source.test_size and source.detection and partition == "iid" and not wanted:
+        # All of them: in proportion to the labels, a rare one would cut off most, and an image is of many classes.
+        everything = np.arange(source.train_size, len(labels))
+        return train, Ragged.from_lists([everything] * len(train.counts))
+    if source.test_size and partition != "natural":
         test = draw_tests(class_counts(train, labels, classes), labels[source.train_size :], wanted, rng)
         return train, Ragged(test.index + source.train_size, test.offsets)
     counts = train.counts.numpy()

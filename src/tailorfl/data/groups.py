@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
 
 from tailorfl.data.federated import FederatedData, Partition, Split, assemble, federate
+from tailorfl.data.objects import counting, renumbered
 from tailorfl.data.partition import PartitionOptions
 from tailorfl.data.ragged import Ragged
 from tailorfl.data.resizing import resized
@@ -95,6 +97,8 @@ def sources_of(groups: Sequence[Group], read: Callable[[str], Source], seed: int
     """What each group's rows are taken from: its images at its size, of its classes, that no other group trains on."""
     known = {name: read(str(name)) for name in dict.fromkeys(group.data for group in groups)}
     found = [known[group.data] for group in groups]
+    if len({source.detection for source in found}) > 1:
+        raise UserError("groups: some have objects in images and some have classes; allowed: one of the two")
     for group, source in zip(groups, found, strict=True):
         _check(group, source)
     taken = _dealt(groups, found, seed)
@@ -108,7 +112,7 @@ def _check(group: Group, source: Source) -> None:
     chosen = _classes(group, source)
     if source.kind != "image" or source.regression:
         raise UserError(f"groups: {source.name} has no images with classes; allowed: sources of images")
-    if len(chosen) < 2:
+    if len(chosen) < 2 and not (source.detection and chosen):  # one class can be told from the background
         raise UserError(f"groups: classes={group.classes}: a client needs something to tell apart; allowed: 2 or more")
     if len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= len(source.classes):
         allowed = f"2 to {len(source.classes)}, or different numbers from 0 to {len(source.classes) - 1}"
@@ -122,34 +126,53 @@ def _classes(group: Group, source: Source) -> tuple[int, ...]:
 
 
 def _dealt(groups: Sequence[Group], sources: Sequence[Source], seed: int) -> list[np.ndarray]:
-    """The training rows of each group: those of a class are dealt to the groups that have it, by their clients."""
+    """The training rows of each group: those of a class are dealt to the groups that have it, by their clients.
+
+    An image with objects is of the class of the largest, and goes to a group that has the class of any of them.
+    """
     rows: list[list[np.ndarray]] = [[] for _ in groups]
     for name in dict.fromkeys(group.data for group in groups):
         alike = [number for number, group in enumerate(groups) if group.data == name]
         source = sources[alike[0]]
-        labels = source.targets[: source.train_size].numpy()
+        useful = np.stack([_useful(source, _classes(groups[number], source)) for number in alike])
+        labelled = np.concatenate([source.labels.numpy()[None], useful])[:, : source.train_size]
+        kinds, kind = np.unique(labelled, axis=1, return_inverse=True)
         rng = generator(seed, "groups", str(name))
-        for label in range(len(source.classes)):
-            having = [number for number in alike if label in _classes(groups[number], source)]
+        for which, (_, *takers) in enumerate(kinds.T.tolist()):
+            having = [number for number, takes in zip(alike, takers, strict=True) if takes]
             shares = np.cumsum([groups[number].clients for number in having])
-            members = rng.permutation(np.flatnonzero(labels == label))
+            members = rng.permutation(np.flatnonzero(kind.reshape(-1) == which))
             if having:
                 cuts = np.rint(len(members) * shares[:-1] / shares[-1]).astype(int)
                 for number, own in zip(having, np.split(members, cuts), strict=True):
                     rows[number].append(own)
-    return [np.sort(np.concatenate(own)) for own in rows]
+    return [np.sort(np.concatenate([np.empty(0, np.int64), *own])) for own in rows]
+
+
+def _numbers(source: Source, classes: tuple[int, ...]) -> Tensor:
+    """The new number of each class, -1 for those that are left out."""
+    number = torch.full((len(source.classes),), -1)
+    number[list(classes)] = torch.arange(len(classes))
+    return number
+
+
+def _useful(source: Source, classes: tuple[int, ...]) -> np.ndarray:
+    """Which rows have something of these classes: booleans [rows]."""
+    number = _numbers(source, classes)
+    if source.detection:
+        return counting(renumbered(source.targets, number)).any(-1).numpy()
+    return number[source.targets].ge(0).numpy()
 
 
 def _restricted(source: Source, train: np.ndarray, classes: tuple[int, ...]) -> Source:
     """Some training rows, and the test rows of some classes, with these classes numbered anew."""
-    number = torch.full((len(source.classes),), -1)
-    number[list(classes)] = torch.arange(len(classes))
-    tests = number[source.targets[source.train_size :]].ge(0).nonzero()[:, 0] + source.train_size
-    rows = torch.cat([torch.from_numpy(train), tests])
+    number = _numbers(source, classes)
+    tests = source.train_size + np.flatnonzero(_useful(source, classes)[source.train_size :])
+    rows = torch.from_numpy(np.concatenate([train, tests]))
     return replace(
         source,
         inputs=source.inputs[rows],
-        targets=number[source.targets[rows]],
+        targets=renumbered(source.targets[rows], number) if source.detection else number[source.targets[rows]],
         train_size=len(train),
         classes=tuple(source.classes[label] for label in classes),
         owner=None,

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.table import Table
 
 from tailorfl.data.atomic import whole_file
 from tailorfl.data.extras import import_extra
 from tailorfl.data.federated import FederatedData, Split
+from tailorfl.data.objects import there
 
 SHADES = " ░▒▓█"
 NUMBERED_CELLS = 200  # up to so many cells have their number written in
@@ -24,6 +26,8 @@ def describe(data: FederatedData) -> Table:
         table.add_column(column, justify="right")
     for split in ("train", "validation", "test"):
         table.add_row(f"{split} samples", *_spread(data.rows(split).counts.numpy()))
+    if data.detection:
+        table.add_row("train objects", *_spread(_objects(data)))
     if not data.regression:
         held = (data.label_counts() > 0).sum(1).numpy()
         table.add_row("classes a client", *(str(data.num_classes), *_spread(held)[1:]))
@@ -34,7 +38,17 @@ def describe(data: FederatedData) -> Table:
 
 def _inputs(data: FederatedData) -> str:
     task = "regression" if data.regression else f"{data.num_classes} classes"
+    task = f"objects of {task}" if data.detection else task
     return f"{data.kind} inputs of shape {'x'.join(map(str, data.input_shape))}, {task}"
+
+
+def _objects(data: FederatedData) -> np.ndarray:
+    """How many objects each client's training images show, the ignored ones too."""
+    found = torch.zeros(data.clients, dtype=torch.int64)
+    for part in data.groups or (data,):
+        counts = there(part.targets.cpu()).sum(1)
+        found.index_add_(0, part.train.client, counts[part.train.index])
+    return found.numpy()
 
 
 def _spread(numbers: np.ndarray) -> tuple[str, str, str, str]:

@@ -22,7 +22,9 @@ class PartitionOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    partition: str = Field("auto", description="auto: natural where the source names clients, else classes or iid")
+    partition: str = Field(
+        "auto", description="auto: natural where the source names clients, else classes; iid for objects and regression"
+    )
     clients: int | None = Field(None, description="number of clients; default 20, natural: all that there are")
     classes_per_client: int = Field(2, description="partitions classes and round-robin")
     shards_per_client: int = Field(2, description="partition shards")
@@ -46,6 +48,7 @@ class Rows:
     size: int
     labels: np.ndarray | None  # int64 [size] class numbers; None for regression
     owner: np.ndarray | None = None  # int64 [size] natural client numbers
+    objects: bool = False  # whether a row has objects of several classes, of which its label is one
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def settle(rows: Rows, options: PartitionOptions) -> Division:
     """Which partition, and how many clients, where the options leave it open."""
     partition = options.partition
     if partition == "auto":
-        nameless = "iid" if rows.labels is None else "classes"
+        nameless = "iid" if rows.labels is None or rows.objects else "classes"
         partition = nameless if rows.owner is None else "natural"
     clients = options.clients
     if clients is None and partition == "natural" and rows.owner is not None:

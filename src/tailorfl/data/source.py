@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from tailorfl.data.objects import check_objects, main_class
 from tailorfl.errors import UserError
 
 Kind = Literal["image", "text", "features"]
@@ -22,7 +23,7 @@ class SourceOptions(BaseModel):
 
     seed: int = Field(0, description="of all randomness")
     image_size: int | None = Field(
-        None, ge=1, description="side in pixels to which images are resized; omniglot 28 unless set"
+        None, ge=1, description="side in pixels to which images are resized; omniglot 28, voc and coco 256 unless set"
     )
     client_folders: bool = Field(False, description="folder:PATH holds PATH/<client>/<class>/<image>")
     allow_partial: bool = Field(False, description="cifar10: go on with the training batches that are there")
@@ -30,8 +31,12 @@ class SourceOptions(BaseModel):
     client_column: str | None = Field(None, description="tables: whose row it is")
     text_column: str | None = Field(None, description="tables: the rows are text, in this column")
     task: Literal["classification", "regression"] = Field("classification", description="what a table's label is")
-    train_split: str = Field("train", description="Hugging Face: the split to train on")
-    test_split: str | None = Field(None, description="Hugging Face: the split to test on; 'test' if there is one")
+    train_split: str = Field("train", description="Hugging Face, voc, coco: the split to train on")
+    test_split: str | None = Field(
+        None,
+        description="the split to test on; unless set: Hugging Face test, if there is one; coco val; voc test (and "
+        "trainval to train on) if there is one, else val",
+    )
     max_length: int = Field(25, description="text: words a row")
     vocabulary_size: int = Field(10_000, description="text: words that are known, with padding and the unknown word")
     glove: Path | None = Field(None, description="text: a file of word vectors, a word and its numbers a line")
@@ -41,7 +46,9 @@ class SourceOptions(BaseModel):
     dimension: int = Field(20, description="synthetic-regression: features")
     heterogeneity: float = Field(0.5, description="synthetic: 0, clients alike, to 1, each has names of its own")
     personalization: float | Literal["mixed"] = Field(0.5, description="synthetic-regression: r_p; mixed: U(0, 1)")
-    noise: float | None = Field(None, description="synthetic: deviation; 0.25 of the pixel range, regression 0.5")
+    noise: float | None = Field(
+        None, description="synthetic: deviation; 0.25 of the pixel range, detection 0.1, regression 0.5"
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Source:
     name: str
     kind: Kind
     inputs: Tensor  # image: uint8 [M, channels, h, w]; features: float32 [M, d]; text: int64 word ids [M, length]
-    targets: Tensor  # int64 [M] class numbers; float32 [M] for regression
+    targets: Tensor  # int64 [M] class numbers; float32 [M] for regression; float32 [M, N, 6] objects for detection
     train_size: int  # rows [0, train_size) are for training, the rest is the source's own test set
     classes: tuple[str, ...]  # class names, () for regression
     owner: Tensor | None = None  # int64 [M]: the natural client of each row
@@ -75,8 +82,24 @@ class Source:
         return not self.classes
 
     @property
+    def detection(self) -> bool:
+        return self.targets.ndim == 3
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [M] class numbers, by which rows are divided: see ``labels_of``."""
+        return labels_of(self.targets, self.classes)
+
+    @property
     def test_size(self) -> int:
         return len(self.inputs) - self.train_size
+
+
+def labels_of(targets: Tensor, classes: tuple[str, ...]) -> Tensor:
+    """One class a row: of an image with objects that of the largest, and of a regression 0."""
+    if targets.ndim == 3:
+        return main_class(targets)
+    return targets if classes else torch.zeros(len(targets), dtype=torch.int64, device=targets.device)
 
 
 def _check_types(source: Source) -> None:
@@ -88,15 +111,25 @@ def _check_types(source: Source) -> None:
             f"data={source.name}: {source.kind} inputs are {found[0]} with {found[1]} dimensions, "
             f"allowed: {wanted[source.kind][0]} with {wanted[source.kind][1]}"
         )
+    if source.detection:
+        if source.kind != "image" or source.inputs.shape[1] != 3 or not source.classes:
+            raise UserError(f"data={source.name}: objects need colour images, and classes with names")
+        return
     kind = torch.float32 if source.regression else torch.int64
+    if source.targets.ndim != 1:
+        raise UserError(
+            f"data={source.name}: targets have {source.targets.ndim} dimensions, allowed: 1, or 3 (objects)"
+        )
     if source.targets.dtype != kind:
         raise UserError(f"data={source.name}: targets are {source.targets.dtype}, allowed: {kind}")
 
 
 def _check_numbers(source: Source) -> None:
-    """Class and owner numbers must have a name."""
+    """Class and owner numbers must have a name, and boxes a place in the image."""
+    if source.detection:
+        check_objects(source.name, source.targets, len(source.classes))
     for what, numbers, names in (
-        ("target", None if source.regression else source.targets, source.classes),
+        ("target", None if source.regression or source.detection else source.targets, source.classes),
         ("owner", source.owner, source.owners),
     ):
         if numbers is not None and (numbers.min() < 0 or numbers.max() >= len(names)):

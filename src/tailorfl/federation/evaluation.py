@@ -1,12 +1,13 @@
 """Scores of clients, and what is reported of them."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from tailorfl.cohort.cohort import Scores, score
 from tailorfl.cohort.engine import Engine
+from tailorfl.cohort.scoring import Detections, Scores, score
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values
 
@@ -79,19 +80,41 @@ def evaluate_common(
     ragged = data.rows(split)
     lists = [ragged.of(client) for client in clients]
     rows = torch.cat(lists).unique() if lists else torch.zeros(0, dtype=torch.int64)
-    hits = torch.zeros(len(data.targets))
-    losses = torch.zeros(len(data.targets), dtype=torch.float64)
+    outputs = _outputs(engine, network, data, values, rows)
+    scores = _detected(network, data, lists, outputs) if data.detection else _hit(data, lists, outputs)
+    return ClientScores.gather([(clients, scores)])
+
+
+def _outputs(
+    engine: Engine, network: Network, data: FederatedData, values: Values, rows: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What the model says of these rows, some of them at a time."""
     on_device = {name: tensor.to(engine.device) for name, tensor in values.items()}
     size = engine.evaluation_size(engine.plan(network, data.decode(data.inputs[:1])), 1)
-    with torch.no_grad():
-        for part in rows.split(size):
-            there = part.to(engine.device)
-            outputs = network.forward(on_device, data.decode(data.inputs[there]), None, train=False)
-            hit, loss = score(outputs[None], data.targets[there][None])
-            hits[part], losses[part] = hit[0].float().cpu(), loss[0].cpu()
-    scores = Scores(
+    for part in rows.split(size):
+        with torch.no_grad():
+            inputs = data.decode(data.inputs[part.to(engine.device)])
+            yield part, network.forward(on_device, inputs, None, train=False)
+
+
+Outputs = Iterable[tuple[torch.Tensor, torch.Tensor]]
+
+
+def _hit(data: FederatedData, lists: Sequence[torch.Tensor], outputs: Outputs) -> Scores:
+    hits = torch.zeros(len(data.targets))
+    losses = torch.zeros(len(data.targets), dtype=torch.float64)
+    for part, found in outputs:
+        hit, loss = score(found[None], data.targets[part.to(found.device)][None])
+        hits[part], losses[part] = hit[0].float().cpu(), loss[0].cpu()
+    return Scores(
         torch.tensor([len(own) for own in lists]),
         torch.tensor([int(hits[own].sum()) for own in lists]),
         torch.tensor([float(losses[own].sum()) for own in lists], dtype=torch.float64),
     )
-    return ClientScores.gather([(clients, scores)])
+
+
+def _detected(network: Network, data: FederatedData, lists: Sequence[torch.Tensor], outputs: Outputs) -> Scores:
+    detections = Detections(data, network.anchors())
+    for part, found in outputs:
+        detections.add(part, found)
+    return Scores.of([detections.of(own) for own in lists])

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from tailorfl.cohort import Cohort, Engine
-from tailorfl.cohort.cohort import Scores
+from tailorfl.cohort.scoring import Scores
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.exchange.messages import Answers, Message

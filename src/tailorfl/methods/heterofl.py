@@ -72,7 +72,9 @@ class HeteroFL(Method):
         None, ge=1, description="groups: stages of every network, as wide as ScalableFL's are large; the deepest's"
     )
     scale: bool = Field(True, description="divide hidden outputs by the client's width ratio")
-    mask_classes: bool = Field(True, description="hold the outputs of classes that a client lacks at zero")
+    mask_classes: bool = Field(
+        True, description="hold the outputs of classes that a client lacks at zero; no effect on detectors"
+    )
     personal_layers: int = Field(0, ge=0, description="layers at the head that stay with the client")
     batch_norm: Literal["shared", "local", "local-statistics"] = Field(
         "local-statistics", description="norm layers: shared like others, kept by the client, or only their statistics"
@@ -139,7 +141,7 @@ class HeteroFL(Method):
             clients.fit(**how)
 
     def _masks(self, clients: Cohort) -> bool:
-        return self.mask_classes and clients.data.num_classes > 0
+        return self.mask_classes and clients.data.num_classes > 0 and not clients.data.detection
 
     def _present(self, clients: Cohort) -> Tensor:
         """1 where a client has a class, else 0, [clients, classes]; a client without data may have any."""

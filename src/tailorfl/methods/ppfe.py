@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tailorfl.cohort import Batch, Cohort
 from tailorfl.cohort.boosting import coefficient, reweighted
-from tailorfl.cohort.cohort import score
+from tailorfl.cohort.scoring import score
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Message, Server
 from tailorfl.methods.method import Method
@@ -82,6 +82,7 @@ class PPFE(Method):
     name: ClassVar[str] = "ppfe"
     paper: ClassVar[str] = "Emrani et al. 2026"
     shares: ClassVar[str] = "fewer layers in each stage"
+    detectors: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     preset: Literal["best", "paper", "no-reduction", "m1", "m2", "m3", "wp", "wpw"] = Field(

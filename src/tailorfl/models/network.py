@@ -80,6 +80,16 @@ class Network:
             )
         self._top_checked = True
 
+    @property
+    def detects(self) -> bool:
+        """Whether it finds objects in images: it then has ``anchors``, and an output for each of them."""
+        return bool(getattr(self.module, "detection", False))
+
+    def anchors(self) -> Tensor:
+        """The boxes in which a detector looks for objects: corners in units of the image, [anchors, 4]."""
+        found: Tensor = getattr(self.module, "anchors")(self.device)  # noqa: B009 (only some modules have it)
+        return found
+
     def below(self, head: int) -> tuple[Layer, ...]:
         """All layers but so many at the head."""
         return self.layers[: max(0, len(self.layers) - head)]
@@ -113,6 +123,11 @@ class Network:
         first = self.layers[-head].name
 
         def stop(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            if len(arguments) != 1:
+                raise UserError(
+                    f"network {self.name}: its layer {first} takes {len(arguments)} tensors and has no features to be "
+                    "told apart from it; allowed: networks whose layers take one"
+                )
             raise _HeadReached(arguments[0])  # the head itself must not run: its norms would count the batch twice
 
         hook = template.get_submodule(first).register_forward_pre_hook(stop)

@@ -23,7 +23,7 @@ def linear_block(inputs: int, outputs: int) -> nn.Sequential:
 def convolution_block(conv: nn.Conv2d, pool: nn.Module, flatten: bool = False) -> nn.Sequential:
     """One layer: convolution, ReLU, pooling; `flatten` where the classifier follows, so that features are vectors.
 
-    The largest of some numbers after a ReLU is the ReLU of the largest, so maxima are taken first: fewer numbers remain.
+    The largest number after a ReLU is the ReLU of the largest number, so maxima come first: there are fewer of them.
     """
     parts: Layers = OrderedDict(conv=conv, relu=nn.ReLU(), pool=pool)
     if isinstance(pool, nn.MaxPool2d):

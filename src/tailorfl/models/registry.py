@@ -15,7 +15,10 @@ Builder = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class NetworkEntry:
-    """One built-in network; `input_shape` is the natural one, and `options` are the builder's keywords."""
+    """One built-in network; `input_shape` is the natural one, and `options` are the builder's keywords.
+
+    Networks for object detection find boxes; all others give a number a class.
+    """
 
     name: str
     build: Builder
@@ -24,6 +27,7 @@ class NetworkEntry:
     input_shape: tuple[int, ...]
     any_shape: bool
     minimum: int
+    detection: bool
 
     @property
     def options(self) -> dict[str, Any]:
@@ -36,7 +40,13 @@ networks: dict[str, NetworkEntry] = {}
 
 
 def network(
-    name: str, *, paper: str, input_shape: tuple[int, ...], any_shape: bool = False, minimum: int = 1
+    name: str,
+    *,
+    paper: str,
+    input_shape: tuple[int, ...],
+    any_shape: bool = False,
+    minimum: int = 1,
+    detection: bool = False,
 ) -> Callable[[Builder], Builder]:
     """Register the builder `(input_shape, classes, *, options)` below; its docstring's first line describes it.
 
@@ -45,7 +55,7 @@ def network(
 
     def register(build: Builder) -> Builder:
         description = inspect.cleandoc(build.__doc__ or "").splitlines()[0]
-        networks[name] = NetworkEntry(name, build, description, paper, input_shape, any_shape, minimum)
+        networks[name] = NetworkEntry(name, build, description, paper, input_shape, any_shape, minimum, detection)
         return build
 
     return register
@@ -108,8 +118,8 @@ def scaled_widths(name: str, width: Any, base: Sequence[int]) -> tuple[int, ...]
     return tuple(max(1, math.ceil(width * channels - 1e-6)) for channels in base)
 
 
-def stage_count(name: str, stages: Any, most: int) -> int:
-    """The value of the option `stages`, if it is between 1 and `most`."""
-    if not _is_positive_integer(stages) or stages > most:
-        raise UserError(f"network {name!r}: stages={stages!r}; allowed: an integer from 1 to {most}")
+def stage_count(name: str, stages: Any, most: int, least: int = 1) -> int:
+    """The value of the option `stages`, if it is between `least` and `most`."""
+    if not _is_positive_integer(stages) or not least <= stages <= most:
+        raise UserError(f"network {name!r}: stages={stages!r}; allowed: an integer from {least} to {most}")
     return int(stages)

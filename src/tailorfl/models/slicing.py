@@ -95,7 +95,7 @@ class _Width(NamedTuple):
     narrow: int
 
 
-INPUT = None  # the width of the network's input, and of what is made of it without a layer: not cut
+INPUT = None  # the width of the network's input, and of what is made of it or of outputs without a layer: not cut
 
 
 class _Layers(fx.Tracer):
@@ -112,7 +112,7 @@ class _Narrowing:
         self.module = module
         self.ratio = ratio
         self.graph = _traced(module)
-        self.heads = self._heads()
+        self.heads, self.tail = self._heads()
         self.found: Shapes = {}
 
     def shapes(self) -> Shapes:
@@ -125,12 +125,12 @@ class _Narrowing:
             elif node.op == "get_attr":
                 self._check_alone(str(node.target))
             elif given and not _gives_numbers(node):
-                width = _common(node, given)
+                width = _common(node, given, cut=node not in self.tail)
                 widths[node] = self._through(node, width) if node.op == "call_module" else width
         return self.found
 
-    def _heads(self) -> set[fx.Node]:
-        """The layers whose outputs are the network's: from its end back to the first that sets a width."""
+    def _heads(self) -> tuple[set[fx.Node], set[fx.Node]]:
+        """The layers whose outputs are the network's, back to the first that sets a width, and all that follows."""
         heads: set[fx.Node] = set()
         seen: set[fx.Node] = set()
         waiting = [node for node in self.graph.nodes if node.op == "output"]
@@ -141,7 +141,7 @@ class _Narrowing:
             elif node not in seen:
                 waiting += node.all_input_nodes
             seen.add(node)
-        return heads
+        return heads, seen - heads
 
     def _layer(self, node: fx.Node) -> nn.Module:
         return self.module.get_submodule(str(node.target))
@@ -192,8 +192,10 @@ def _gives_numbers(node: fx.Node) -> bool:
     return node.target in SIZES if node.op == "call_method" else node.target is getattr
 
 
-def _common(node: fx.Node, widths: list[_Width | None]) -> _Width | None:
-    """The one width of all tensors that an operation takes."""
+def _common(node: fx.Node, widths: list[_Width | None], cut: bool) -> _Width | None:
+    """The one width of all tensors that an operation takes; where none is cut, it may put together any."""
+    if not cut and (len(set(widths)) > 1 or node.target in JOINS):
+        return INPUT
     if len(set(widths)) > 1:
         raise UserError(f"cannot narrow what {node.name} puts together: tensors of different widths")
     if node.target in JOINS and widths[0] is not INPUT:

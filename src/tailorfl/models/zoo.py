@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from tailorfl.models import deep, plain, text  # noqa: F401  (they register their networks)
+from tailorfl.models import deep, plain, ssd, text  # noqa: F401  (they register their networks)
 from tailorfl.models.registry import NetworkEntry, build_registered, networks
 from tailorfl.models.user import load_user_module
 

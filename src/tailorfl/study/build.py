@@ -24,6 +24,7 @@ from tailorfl.data import (
     load_partition,
     load_source,
 )
+from tailorfl.data.federated import Metric
 from tailorfl.data.resizing import resized
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
@@ -38,6 +39,7 @@ from tailorfl.study.config import Config, Experiment
 
 log = logging.getLogger(__name__)
 
+DETECTOR = "ssd-resnet18"
 SMALLEST_FOR_CNN = 16  # pixels: below, an image is a vector
 
 
@@ -61,8 +63,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     experiment = config.experiment
     device = choose_device(experiment.device)
     data = load_data(experiment, data_dir, partition).to(device)
-    if config.method.classes_only and data.regression:
-        raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are numbers")
+    _check_task(config, data)
     clients = trainable_clients(data)
     if data.groups and not config.method.mixed:
         able = ", ".join(name for name, kind in methods().items() if kind.mixed)
@@ -76,6 +77,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         network, group_networks = build_group_networks(experiment, config.method, data, device)
     else:
         network, group_networks = build_network(experiment, data, device), ()
+    _check_network(network, data)
     if network.buffers and not config.method.statistics:
         raise UserError(
             f"{config.method_name}: network {network.name} has statistics ({network.buffers[0]}), which no gradient "
@@ -84,6 +86,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
         raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")
+    augmentation.check(data.detection)
     engine = Engine(device, experiment.engine, experiment.stack_size, experiment.workers)
     federation = InProcess(
         config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks
@@ -104,6 +107,25 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     return Built(config, data, network, federation, server, loop)
 
 
+def _check_task(config: Config, data: FederatedData) -> None:
+    """Whether the method can do what the data asks for."""
+    if config.method.classes_only and (data.regression or data.detection):
+        targets = "objects in images" if data.detection else "numbers"
+        raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are {targets}")
+    if data.detection and not config.method.detectors:
+        raise UserError(f"{config.method_name} cannot train detectors, and {data.source} has objects in images")
+    if config.method.own_classes and data.detection:
+        raise UserError("own_classes=true: detectors have an output for every class; allowed: false")
+
+
+def _check_network(network: Network, data: FederatedData) -> None:
+    """Detectors are for objects, and other networks are not."""
+    if network.detects != data.detection:
+        able = sorted(entry.name for entry in networks.values() if entry.detection == data.detection)
+        what = "objects in images" if data.detection else "one target a sample"
+        raise UserError(f"network={network.name}: {data.source} has {what}; allowed: {', '.join(able)}")
+
+
 def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | None = None) -> FederatedData:
     """The federated data of an experiment, in its precision."""
     options, known = part(PartitionOptions, experiment), None if partition is None else load_partition(partition)
@@ -117,7 +139,20 @@ def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | N
         data = federate(read_source(experiment, data_dir), options, experiment.seed)
     if experiment.pixels == "unit":
         data = data.in_unit_pixels()
-    return cast(data, experiment.precision)
+    return cast(_measured(data, experiment), experiment.precision)
+
+
+def _measured(data: FederatedData, experiment: Experiment) -> FederatedData:
+    """With the mean average precision by which detectors are judged: COCO's own for its images, else that of VOC."""
+
+    def metric(source: str | None) -> Metric:
+        if experiment.metric != "auto":
+            return experiment.metric
+        return "coco" if (source or experiment.data).startswith("coco:") else "voc07"
+
+    given = zip(data.groups, experiment.groups or (), strict=True)
+    groups = tuple(replace(view, metric=metric(group.data)) for view, group in given)
+    return replace(data, metric=metric(None), groups=groups)
 
 
 def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
@@ -182,7 +217,10 @@ def build_group_networks(
 ) -> tuple[Network, tuple[Network, ...]]:
     """The global network of a federation of groups, and that of each group."""
     name, given = experiment.network, experiment.network_options
-    scalable = [entry.name for entry in networks.values() if {"width", "stages"} <= set(entry.options)]
+    if name == "auto" and data.detection:
+        name = DETECTOR
+    alike = [entry for entry in networks.values() if entry.detection == data.detection]
+    scalable = [entry.name for entry in alike if {"width", "stages"} <= set(entry.options)]
     if name not in scalable:
         raise UserError(f"network={name}: it cannot be scaled to the groups; allowed: {', '.join(sorted(scalable))}")
     set_already = [key for key in ("width", "widths", "stages") if key in given]
@@ -206,7 +244,9 @@ def build_group_networks(
 
 
 def default_network(data: FederatedData) -> str:
-    """By the kind of input: text, images of at least 16 pixels, all else."""
+    """By the kind of data: images with objects, text, images of at least 16 pixels, all else."""
+    if data.detection:
+        return DETECTOR
     if data.kind == "text":
         return "text"
     if data.kind == "image" and min(data.input_shape[1:]) >= SMALLEST_FOR_CNN:

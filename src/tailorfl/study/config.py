@@ -19,8 +19,12 @@ from tailorfl.methods import Method, find_method
 class Experiment(PartitionOptions, SourceOptions):
     """Everything but the method: data, federation, network, evaluation, machine."""
 
-    data: str = Field("digits", description="a source (tailor data list), or csv:, parquet:, folder:, file:, hf:")
-    augment: str = Field("none", description="augmentation of training images: flip, crop4, rotate")
+    data: str = Field(
+        "digits", description="a source (tailor data list), or csv:, parquet:, folder:, voc:, coco:, file:, hf:"
+    )
+    augment: str = Field(
+        "none", description="of training images: flip, crop4, rotate, colour; with boxes flip, colour, expand, sample"
+    )
     pixels: Literal["standard", "unit"] = Field(
         "standard", description="standard: mean 0 and deviation 1 in each channel; unit: from 0 to 1"
     )
@@ -34,6 +38,9 @@ class Experiment(PartitionOptions, SourceOptions):
     selection: Selection = Field("uniform", description="uniform, binomial, or per-group")
     everyone_in: tuple[int, ...] = Field((), description="rounds in which everyone takes part; -1 is the last")
     evaluate_every: int = Field(10, ge=0, description="rounds between evaluations; 0: only after the last")
+    metric: Literal["auto", "voc07", "coco"] = Field(
+        "auto", description="detection: which mean average precision; auto: coco for coco:PATH, else voc07"
+    )
     evaluate_last: int = Field(1, ge=1, description="rounds at the end that are evaluated one and all")
     target_accuracy: float | None = Field(None, gt=0, le=1, description="stop at this validation accuracy")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")

@@ -22,8 +22,9 @@ from torch.export import Dim, ExportedProgram
 from torch.utils.flop_counter import FlopCounterMode
 
 from tailorfl.cohort import Cohort
-from tailorfl.cohort.cohort import score
+from tailorfl.cohort.scoring import mean_average_precision, score
 from tailorfl.data import FederatedData, load_partition
+from tailorfl.detection.detections import located, select
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.methods import Method
@@ -49,6 +50,20 @@ class FromRaw(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.model(self.decode(inputs))
         return outputs
+
+
+class Located(nn.Module):
+    """A detector whose outputs are probabilities and boxes, not logits and codes."""
+
+    anchors: Tensor
+
+    def __init__(self, model: nn.Module, anchors: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("anchors", anchors)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return located(self.model(inputs), self.anchors)
 
 
 @dataclass(frozen=True)
@@ -102,11 +117,8 @@ def export(
 
     ``watch`` is given what is written of each model.
     """
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: a folder that 'tailor run' has written")
-    config = read_config(folder / CONFIG)
+    config, names = read_run(folder)
     check_deployable(type(config.method), config.method_name)
-    names = load_partition(folder / PARTITION).names
     clients, everyone = chosen(client, names, folder), client == EVERYONE
     places = folder_names(names)
     out = out or (folder / EXPORTS if everyone else folder / EXPORTS / places[clients[0]])
@@ -116,6 +128,13 @@ def export(
         for cohort in run.served(clients):
             watch(write_model(temporary / places[cohort.clients[0]] if everyone else temporary, run, cohort))
     return out
+
+
+def read_run(folder: Path) -> tuple[Config, tuple[str, ...]]:
+    """The configuration of a run, and its clients' names."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: a folder that 'tailor run' has written")
+    return read_config(folder / CONFIG), load_partition(folder / PARTITION).names
 
 
 def chosen(client: str, names: Sequence[str], folder: Path) -> list[int]:
@@ -158,7 +177,10 @@ def check_deployable(kind: type[Method], name: str) -> None:
 def write_model(folder: Path, run: Restored, client: Cohort) -> dict[str, Any]:
     """Write the files of one client's model; what they say of it."""
     data, [number] = client.data, client.clients
-    module = run.config.method.deployed(client).to("cpu").eval()
+    module = run.config.method.deployed(client)
+    if data.detection:
+        module = Located(module, client.network.anchors())
+    module = module.to("cpu").eval()
     program = run.program(client, module)
     raw = program.module()
     about = {
@@ -170,12 +192,12 @@ def write_model(folder: Path, run: Restored, client: Cohort) -> dict[str, Any]:
         "data": data.source,
         "seed": run.config.experiment.seed,
         "round": run.round,
-        "task": "regression" if data.regression else "classification",
+        "task": "regression" if data.regression else "detection" if data.detection else "classification",
         "classes": None if data.regression else list(data.classes),
         "input": _input(data),
         "normalization": _normalization(data),
         "output": _output(raw, data),
-        "test": _test(raw, data, number),
+        "test": _test_objects(raw, data, number) if data.detection else _test(raw, data, number),
         "cost": {"model": cost(module, raw, data), "network": run.network_cost},
     }
     folder.mkdir(exist_ok=True)
@@ -311,6 +333,11 @@ def _normalization(data: FederatedData) -> dict[str, Any]:
 def _output(raw: nn.Module, data: FederatedData) -> dict[str, Any]:
     outputs = raw(torch.zeros(1, *data.input_shape, dtype=data.inputs.dtype))
     meaning = "the number" if data.regression else "a score for each class; the largest is the prediction"
+    if data.detection:
+        meaning = (
+            "at each anchor the probability of each class, then x0, y0, x1, y1 in units of the image; keep those above "
+            "a threshold and, of boxes of a class that overlap, the best"
+        )
     return {"dtype": _name(outputs.dtype), "shape": ["batch", *outputs.shape[1:]], "meaning": meaning}
 
 
@@ -329,6 +356,17 @@ def _test(raw: nn.Module, data: FederatedData, client: int) -> dict[str, Any]:
         "accuracy": None if data.regression or not samples else hits / samples,
         "loss": finite(loss / samples) if samples else None,
     }
+
+
+def _test_objects(raw: nn.Module, data: FederatedData, client: int) -> dict[str, Any]:
+    """The detector on the client's test images; its accuracy is the mean average precision."""
+    rows = data.test.of(client)
+    found = []
+    with torch.no_grad():
+        for part in rows.split(AT_A_TIME):
+            found += select(raw(data.inputs[part.to(data.inputs.device)].cpu()))
+    precision = mean_average_precision(data, rows, found)
+    return {"samples": len(rows), "accuracy": finite(precision), "loss": None}
 
 
 def _share(part: int, whole: int) -> str:

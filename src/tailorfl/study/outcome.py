@@ -37,15 +37,16 @@ class Outcome:
 
     def add(self, cell: Cell, summary: dict[str, Any]) -> None:
         """The summary of a finished run; one whose figure is no number counts as failed."""
-        key, measure = (cell.row, cell.column, cell.seed), self.plan.recipe.measure_of(cell.row)
+        key, measure = (cell.row, cell.column, cell.seed), self.plan.recipe.measure_of(cell.row, cell.column)
         if summary["personalized_loss"] is None:
             self.failures[key] = "diverged: the loss on test data is not finite"
-        elif not isinstance(summary.get(measure), int | float):
+        elif figure_of(summary, measure) is None:
             self.failures[key] = f"its summary has no {measure}"
         else:
             self.summaries[key] = summary
-        if summary["diverged_updates"]:
-            self.notes.append(f"{cell.title}: {summary['diverged_updates']} updates diverged and were left out")
+        note = f"{cell.title}: {summary['diverged_updates']} updates diverged and were left out"
+        if summary["diverged_updates"] and note not in self.notes:
+            self.notes.append(note)
 
     def fail(self, cell: Cell, reason: str) -> None:
         self.failures[cell.row, cell.column, cell.seed] = reason
@@ -65,17 +66,22 @@ class Outcome:
     def _figure(self, row: str, column: str, seed: int, summary: Mapping[str, Any]) -> float:
         """Of one run: after its last round, or the mean over as many rounds at its end as the recipe says."""
         recipe = self.plan.recipe
+        figure = figure_of(summary, recipe.measure_of(row, column))
+        assert figure is not None
         if recipe.last == 1:
-            return _unit(recipe) * float(summary[recipe.measure_of(row)])
+            return _unit(recipe) * figure
         first = summary["rounds"] - recipe.last
-        ends = [value for number, value in self.curve(row, column, seed).items() if number > first]
-        return mean(ends) if ends else _unit(recipe) * float(summary[recipe.measure_of(row)])
+        return mean(value for number, value in self.curve(row, column, seed).items() if number > first)
 
     def curve(self, row: str, column: str, seed: int) -> dict[int, float]:
-        """Round by round, where clients were evaluated."""
-        measure, unit = self.plan.recipe.measure_of(row), _unit(self.plan.recipe)
+        """Round by round, where clients were evaluated; the last alone, if only the summary has the figure."""
+        measure, unit = self.plan.recipe.measure_of(row, column), _unit(self.plan.recipe)
         lines = evaluated_rounds(self.folder / folder_of(self.plan.recipe, row, column, seed))
-        return {line["round"]: unit * line[measure] for line in lines if line.get(measure) is not None}
+        found = {line["round"]: figure_of(line, measure) for line in lines}
+        if not any(value is not None for value in found.values()):
+            summary = self.summaries[row, column, seed]
+            found = {summary["rounds"]: figure_of(summary, measure)}
+        return {number: unit * value for number, value in found.items() if value is not None}
 
     def failed(self) -> list[str]:
         """A line for each reason in each column, with the rows and seeds that it kept from being measured."""
@@ -94,6 +100,15 @@ def _rows_and_seeds(rows: Mapping[str, Sequence[int]]) -> str:
         alike.setdefault(tuple(seeds), []).append(row)
     said = [f"{', '.join(names)} (seed {', '.join(map(str, seeds))})" for seeds, names in alike.items()]
     return "; ".join(said)
+
+
+def figure_of(record: Mapping[str, Any], measure: str) -> float | None:
+    """A figure of a summary, or of a round; ``group_accuracies.NAME`` is that of one group."""
+    key, dot, name = measure.partition(".")
+    found = record.get(key)
+    if dot:
+        found = found.get(name) if isinstance(found, dict) else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _unit(recipe: Recipe) -> float:
@@ -250,17 +265,24 @@ def claim_lines(outcome: Outcome) -> list[str]:
 def write_tables(outcome: Outcome) -> None:
     """The results so far: a tidy CSV, a row a run, and the table as Markdown."""
     recipe = outcome.plan.recipe
-    lines = []
+    lines = {}
     for (row, column, seed), summary in outcome.summaries.items():
-        scalars = {key: value for key, value in summary.items() if not isinstance(value, list | dict)}
-        lines.append({"study": recipe.name, "row": row, "column": column, **scalars, "seed": seed})
-    names = ["study", "row", "column", "seed", *(key for line in lines for key in line)]
+        run, place = recipe.run_of(row, column)
+        lines[run, place, seed] = {"study": recipe.name, "row": run, "column": place, **_flat(summary), "seed": seed}
+    names = ["study", "row", "column", "seed", *(key for line in lines.values() for key in line)]
     with whole_file(outcome.folder / RESULTS) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(names)))
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows(lines.values())
     with whole_file(outcome.folder / TABLE) as temporary:
         temporary.write_text(markdown(outcome))
+
+
+def _flat(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The single figures of a summary, those of groups under the names that a measure gives them."""
+    named = {key: value.items() for key, value in summary.items() if isinstance(value, dict)}
+    parts = {f"{key}.{name}": value for key, values in named.items() for name, value in values}
+    return {key: value for key, value in {**summary, **parts}.items() if not isinstance(value, list | dict)}
 
 
 def markdown(outcome: Outcome) -> str:
@@ -374,7 +396,7 @@ def _values(outcome: Outcome) -> dict[str, Line]:
 
 def _places(plan: Plan) -> dict[str, float]:
     """Where the values of a sweep lie: numbers by size where that leaves room, others one after the other."""
-    values = {column: plan.recipe.columns[column].get(plan.recipe.over or "") for column in plan.columns}
+    values = {column: plan.recipe.columns[column].settings.get(plan.recipe.over or "") for column in plan.columns}
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
         places = {column: float(value) for column, value in values.items() if value is not None}
         if _apart(places.values()):
@@ -417,7 +439,7 @@ def _scale(axes: Any, plan: Plan) -> None:
 
 
 def _label(recipe: Recipe) -> str:
-    names = {"accuracy"} if recipe.kind == "measures" else {recipe.measure_of(row) for row in recipe.rows}
-    what = {name.replace("_", " ") for name in names}
+    named = {recipe.measure_of(row, column) for row in recipe.rows for column in recipe.columns}
+    what = {name.replace("_", " ") for name in ({"accuracy"} if recipe.kind == "measures" else named)}
     label = what.pop() if len(what) == 1 else "accuracy" if recipe.percent else ""
     return f"{label}, %" if recipe.percent else label

@@ -30,19 +30,24 @@ def _listed(value: Any) -> Any:
     return tuple(str(one) for one in (value if isinstance(value, list | tuple) else [value]))
 
 
-class Row(BaseModel):
-    """A line of a table: a method and what is set for it, in a flat list."""
+class Column(BaseModel):
+    """A column of a table: what is set for its cells, in a flat list."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    method: str
-    of: str | None = None  # the row whose runs are read, for another measure of them; none: runs of its own
+    of: str | None = None  # the column (row) whose runs are read, for another measure of them; none: runs of its own
     measure: str | None = None  # the key of the summary; that of the recipe by default
-    published: str | None = None  # the row whose published figures stand beside it; its own by default
 
     @property
     def settings(self) -> Settings:
         return dict(self.model_extra or {})
+
+
+class Row(Column):
+    """A line of a table: a method and what is set for it."""
+
+    method: str
+    published: str | None = None  # the row whose published figures stand beside it; its own by default
 
 
 class Claim(BaseModel):
@@ -117,7 +122,7 @@ class Recipe(BaseModel):
     lines: tuple[str, ...] = ()  # measures: what of a client is drawn, its mean over clients
     since: float = Field(0.0, ge=0, lt=1)  # measures: evaluations after this share of the rounds count
     least: int = Field(1, ge=1)  # measures: of so many clients at least, in each seed, a point is made
-    columns: dict[str, Settings] = Field(min_length=1)
+    columns: dict[str, Column] = Field(min_length=1)
     rows: dict[str, Row] = Field(min_length=1)
     cells: dict[str, dict[str, Settings]] = {}  # row, column: what is set for this one alone
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -139,12 +144,12 @@ class Recipe(BaseModel):
             made["columns"] = {str(value): {made["over"]: value} for value in values}
         if isinstance(made.get("columns"), dict):
             made["columns"] = {str(name): column or {} for name, column in made["columns"].items()}
+            _check_readers(made["columns"], "column", ("of", "measure"))
         if isinstance(made.get("rows"), dict):
             rows = {str(name): row or {} for name, row in made["rows"].items()}
             made["rows"] = {n: {"method": n, **row} if isinstance(row, dict) else row for n, row in rows.items()}
-            for name, row in made["rows"].items():
-                if isinstance(row, dict) and row.get("of") is not None:
-                    made["rows"][name] = _like(made["rows"], row)
+            for row in _check_readers(made["rows"], "row", ("of", "method", "measure", "published")):
+                row["method"] = made["rows"][row["of"]]["method"]
         return made
 
     @model_validator(mode="after")
@@ -161,22 +166,24 @@ class Recipe(BaseModel):
         unknown += [row.published for row in self.rows.values() if row.published and row.published not in self.rows]
         if unknown:
             raise ValueError(f"{unknown[0]!r} is neither a row nor a column")
-        if any(self.rows[row].of for row in self.cells):
-            raise ValueError("cells: a row of another's runs sets nothing; allowed: the row whose runs they are")
-        if len({in_percent(self.measure_of(row)) for row in self.rows}) > 1:
-            raise ValueError("measure: rows of one table are all accuracies, or none is")
+        if any(self.run_of(row, column) != (row, column) for row, columns in self.cells.items() for column in columns):
+            raise ValueError("cells: what reads another's runs sets nothing; allowed: the row and column of the runs")
+        if any(row.measure for row in self.rows.values()) and any(one.measure for one in self.columns.values()):
+            raise ValueError("measure: rows and columns name one; allowed: only rows, or only columns")
+        if len({in_percent(self.measure_of(row, column)) for row in self.rows for column in self.columns}) > 1:
+            raise ValueError("measure: the figures of one table are all accuracies, or none is")
         if (self.kind == "measures") != bool(self.against and self.lines):
             raise ValueError("allowed: kind: measures with against: MEASURE and lines: [MEASURE, ...], or another kind")
         if self.kind != "curves" and any(claim.round for claim in self.claims):
             raise ValueError("claims: a round can be named only with kind: curves")
         return self
 
-    def run_of(self, row: str) -> str:
-        """The row whose runs a row is read from."""
-        return self.rows[row].of or row
+    def run_of(self, row: str, column: str) -> Point:
+        """The row and the column whose run a cell is read from."""
+        return self.rows[row].of or row, self.columns[column].of or column
 
-    def measure_of(self, row: str) -> str:
-        return self.rows[row].measure or self.measure
+    def measure_of(self, row: str, column: str) -> str:
+        return self.rows[row].measure or self.columns[column].measure or self.measure
 
     def place(self, column: str) -> str:
         """What a column is called outside of the table's head."""
@@ -188,41 +195,48 @@ class Recipe(BaseModel):
 
     @property
     def percent(self) -> bool:
-        return in_percent(self.measure_of(next(iter(self.rows))))
+        return in_percent(self.measure_of(next(iter(self.rows)), next(iter(self.columns))))
 
 
-def _like(rows: Mapping[str, Any], row: Settings) -> Settings:
-    """A row that reads another's runs: it has that row's method, and nothing that would make them other runs."""
-    base = rows.get(str(row["of"]))
-    if not isinstance(base, dict) or base.get("of") is not None:
-        raise ValueError(f"of: {row['of']!r} is no row with runs of its own")
-    other = [key for key in row if key not in ("of", "method", "measure", "published")]
-    if other:
-        raise ValueError(f"{other[0]}: a row of another's runs sets nothing; allowed: of, measure, published")
-    return {**row, "of": str(row["of"]), "method": base["method"]}
+def _check_readers(entries: dict[str, Any], what: str, known: Names) -> list[Settings]:
+    """The rows (columns) that read another's runs: they set nothing that would make them other runs."""
+    readers = [name for name, one in entries.items() if isinstance(one, dict) and one.get("of") is not None]
+    for name in readers:
+        entries[name] = one = {**entries[name], "of": str(entries[name]["of"])}
+        base = entries.get(one["of"])
+        if not isinstance(base, dict) or base.get("of") is not None:
+            raise ValueError(f"of: {one['of']!r} is no {what} with runs of its own")
+        other = [key for key in one if key not in known]
+        if other:
+            allowed = ", ".join(key for key in known if key != "method")
+            raise ValueError(f"{other[0]}: a {what} of another's runs sets nothing; allowed: {allowed}")
+        if what == "column" and not one.get("measure"):
+            raise ValueError(f"{name}: a column of another's runs needs a measure, such as group_accuracies.NAME")
+    return [entries[name] for name in readers]
 
 
 def folder_of(recipe: Recipe, row: str, column: str, seed: int) -> Path:
     """Where a cell's run lies, within a study's folder."""
-    return Path(column, recipe.run_of(row), f"seed-{seed}")
+    run, place = recipe.run_of(row, column)
+    return Path(place, run, f"seed-{seed}")
 
 
 def in_percent(measure: str) -> bool:
     """Accuracies are fractions in a summary and per cent in a table."""
-    return measure.endswith(("accuracy", "accuracy_std"))
+    return measure.partition(".")[0].endswith(("accuracy", "accuracies", "accuracy_std"))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a recipe."""
+    """One figure of a recipe, and the run that it is read from."""
 
     row: str
     column: str
     seed: int
     config: Config
     given: Settings  # what the recipe and the command set; all else has its default
-    title: str
-    folder: Path  # within the study's; two rows may read one run
+    title: str  # of the run
+    folder: Path  # within the study's; several rows and columns may read one run
 
 
 @dataclass(frozen=True)
@@ -277,16 +291,16 @@ def _cell(
         # What nobody has goes on to `configure`, which refuses it.
         return key in Experiment.model_fields or key in kind.model_fields or key not in elsewhere
 
-    common = {"evaluate_last": recipe.last, **recipe.settings, **recipe.columns[column]}
+    run, place = recipe.run_of(row, column)
+    common = {"evaluate_last": recipe.last, **recipe.settings, **recipe.columns[place].settings}
     common = {key: value for key, value in common.items() if reaches(key, others)}
-    run = recipe.run_of(row)
-    own = {**recipe.rows[run].settings, **recipe.cells.get(run, {}).get(column, {})}
+    own = {**recipe.rows[run].settings, **recipe.cells.get(run, {}).get(place, {})}
     chosen = {key for one in kinds.values() for key in one.model_fields}
     changed = {key: value for key, value in changes.items() if reaches(key, chosen)}
     given = {**common, **own, **changed}
     try:
         config = configure(recipe.rows[row].method, {**given, "seed": seed})
-        title = f"{recipe.place(column)}, {row}, seed {seed}"
+        title = f"{recipe.place(place)}, {run}, seed {seed}"
         return Cell(row, column, seed, config, given, title, folder_of(recipe, row, column, seed))
     except UserError as error:
         raise UserError(f"{recipe.name}, {column}, {row}: {error}") from error

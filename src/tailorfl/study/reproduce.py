@@ -21,7 +21,7 @@ from tailorfl.study import ridge
 from tailorfl.study.config import in_words, unknown_key
 from tailorfl.study.outcome import RESULTS, TABLE, Outcome, write_tables
 from tailorfl.study.progress import RunProgress
-from tailorfl.study.recipe import Cell, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
+from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
 from tailorfl.study.run import CONFIG, MAY_CHANGE, SUMMARY, Run, check_writable, clear
 
 OPTIONS = "options.yaml"
@@ -148,30 +148,41 @@ def options_table(name: str, options: type[BaseModel]) -> Table:
 
 def cells_table(plan: Plan) -> Table:
     """What would run: what is set for all cells, then for those of a column, of a row, and for single ones."""
-    title = f"{plan.recipe.name}: {len(plan.cells)} cells, seeds {', '.join(map(str, plan.seeds))}"
+    recipe, runs = plan.recipe, len({cell.folder for cell in plan.cells})
+    read = f" from {runs} runs" if runs < len(plan.cells) else ""
+    title = f"{recipe.name}: {len(plan.cells)} cells{read}, seeds {', '.join(map(str, plan.seeds))}"
     table = Table("cells", "method", "settings", title=title, title_justify="left", caption="all else has its default")
     left = {(cell.column, cell.row): dict(cell.given) for cell in plan.cells}
 
-    def show(name: str, cells: Sequence[tuple[str, str]], method: str = "", always: bool = True) -> None:
+    def show(
+        name: str,
+        cells: Sequence[tuple[str, str]],
+        method: str = "",
+        entry: Column | None = None,
+        always: bool = True,
+    ) -> None:
         first = left[cells[0]]
         shared = {
             key: value for key, value in first.items() if all(left[cell].get(key, left) == value for cell in cells)
         }
         for cell in cells:
             left[cell] = {key: value for key, value in left[cell].items() if key not in shared}
-        if shared or always:
-            table.add_row(name, method, " ".join(f"{key}={value}" for key, value in shared.items()))
+        said = [f"{key}={value}" for key, value in shared.items()]
+        if entry and entry.measure:
+            said.insert(0, f"{entry.measure}{f' of the runs of {entry.of}' if entry.of else ''}")
+        if said or always:
+            table.add_row(name, method, " ".join(said))
 
     show("all", list(left))
     table.add_section()
     for column in plan.columns:
-        show(plan.recipe.place(column), [cell for cell in left if cell[0] == column])
+        show(recipe.place(column), [cell for cell in left if cell[0] == column], entry=recipe.columns[column])
     table.add_section()
     for row in plan.rows:
-        show(row, [cell for cell in left if cell[1] == row], plan.recipe.rows[row].method)
+        show(row, [cell for cell in left if cell[1] == row], recipe.rows[row].method, recipe.rows[row])
     table.add_section()
     for cell in left:
-        show(f"{plan.recipe.place(cell[0])}, {cell[1]}", [cell], always=False)
+        show(f"{recipe.place(cell[0])}, {cell[1]}", [cell], always=False)
     return table
 
 
@@ -215,29 +226,33 @@ def run_cells(
     A cell that fails does not keep the others from running. Tables are written after each.
     """
     outcome, clock = Outcome(plan, folder), _Clock(plan)
-    met: set[Path] = set()
+    found: dict[Path, dict[str, Any] | str] = {}  # the summary of a run or why there is none; several cells may read it
     for number, cell in enumerate(plan.cells, start=1):
         if stop():
             return None
         path = folder / cell.folder
-        again = resume or path in met
-        met.add(path)
-        kept = again and (path / SUMMARY).is_file()
-        console.print(f"cell {number} of {len(plan.cells)}: {cell.title}{clock.left(number)}", highlight=False)
-        begun = time.monotonic()
-        try:
-            with RunProgress(console, cell.row, cell.config.experiment.rounds) as progress:
-                summary = Run(cell.config, path, data_dir, progress, stop).execute(resume=again)
-        except UserError as error:
-            known = str(error) in outcome.failures.values()
-            outcome.fail(cell, str(error))
-            console.print(f"failed: {'as before' if known else error}", highlight=False, markup=False, soft_wrap=True)
+        if path not in found:
+            kept = resume and (path / SUMMARY).is_file()
+            console.print(f"cell {number} of {len(plan.cells)}: {cell.title}{clock.left(number)}", highlight=False)
+            begun = time.monotonic()
+            try:
+                with RunProgress(console, cell.row, cell.config.experiment.rounds) as progress:
+                    summary = Run(cell.config, path, data_dir, progress, stop).execute(resume=resume)
+            except UserError as error:
+                said = "as before" if str(error) in found.values() else str(error)
+                console.print(f"failed: {said}", highlight=False, markup=False, soft_wrap=True)
+                found[path] = str(error)
+            else:
+                if summary is None:
+                    return None
+                found[path] = summary
+                if not kept:
+                    clock.add(cell, time.monotonic() - begun)
+        result = found[path]
+        if isinstance(result, str):
+            outcome.fail(cell, result)
         else:
-            if summary is None:
-                return None
-            outcome.add(cell, summary)
-            if not kept:
-                clock.add(cell, time.monotonic() - begun)
+            outcome.add(cell, result)
         write_tables(outcome)
     return outcome
 
@@ -260,8 +275,9 @@ class _Clock:
         every = [seconds for one in self.seconds.values() for seconds in one]
         if not every:
             return ""
-        runs = {cell.folder: cell.row for cell in reversed(self.cells[number - 1 :])}  # two cells may read one
-        total = sum(mean(self.seconds.get(row, every)) for row in runs.values())
+        begun = {cell.folder for cell in self.cells[: number - 1]}  # several cells may read one run
+        runs = {cell.folder: cell.row for cell in reversed(self.cells[number - 1 :])}
+        total = sum(mean(self.seconds.get(row, every)) for folder, row in runs.items() if folder not in begun)
         return f"; about {_in_words(total)} left"
 
 

@@ -1,11 +1,11 @@
 """The sources there are, by name, and the one way to load them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailorfl.data.source import Source, SourceOptions
-from tailorfl.data.sources import cifar, generated, hugging_face, idx, images, prepared, table, text
+from tailorfl.data.sources import cifar, detection, generated, hugging_face, idx, images, prepared, table, text
 from tailorfl.data.sources.files import data_folder
 from tailorfl.errors import UserError
 
@@ -31,6 +31,9 @@ def _downloaded(description: str, load: Loader, files: tuple[str, ...]) -> Sourc
 SOURCES: dict[str, SourceEntry] = {
     "digits": SourceEntry("1,797 digits of 8x8 pixels, part of scikit-learn", generated.load_digits),
     "synthetic": SourceEntry("small images that clients name differently: heterogeneity=0..1", generated.make_images),
+    "synthetic-detection": SourceEntry(
+        "coloured shapes with boxes, for detection; clients are alike", generated.make_detection
+    ),
     "synthetic-regression": SourceEntry(
         "linear regression with personal weights: personalization=0..1 or mixed", generated.make_regression
     ),
@@ -63,6 +66,18 @@ SOURCES: dict[str, SourceEntry] = {
         "images in <class>/, train/<class>/ and test/<class>/, or (client_folders=true) <client>/<class>/",
         images.load_folder,
         obtain="your own",
+        argument="PATH",
+    ),
+    "voc": SourceEntry(
+        "images with boxes in the layout of PASCAL VOC: the folder of a year, or of several",
+        detection.load_voc,
+        obtain="the publisher's, or your own",
+        argument="PATH",
+    ),
+    "coco": SourceEntry(
+        "images with boxes in the layout of MS COCO: annotations/instances_<split>.json, <split>/",
+        detection.load_coco,
+        obtain="the publisher's, or your own",
         argument="PATH",
     ),
     "csv": SourceEntry(
@@ -103,4 +118,15 @@ def load_source(name: str, data_dir: Path | None = None, options: SourceOptions 
     entry = SOURCES.get(head)
     if entry is None or bool(entry.argument) != bool(argument) or bool(colon) != bool(argument):
         raise UserError(f"data={name} is not known; allowed: {', '.join(source_names())}")
-    return entry.load(argument or name, data_folder(data_dir), options or SourceOptions())
+    folder = data_folder(data_dir)
+    place = _place(argument, folder) if entry.argument == "PATH" else argument
+    source = entry.load(place or name, folder, options or SourceOptions())
+    # Its name is what was asked for: a run may go on where the data folder is another.
+    return replace(source, name=name) if place != argument and head != "file" else source
+
+
+def _place(path: str, folder: Path | None) -> str:
+    """A path as it is, or below the data folder if it is there and not here."""
+    if folder is None or Path(path).exists() or not (folder / path).exists():
+        return path
+    return str(folder / path)

@@ -1,17 +1,21 @@
 """Sources that need no files: scikit-learn's digits, and synthetic federations whose heterogeneity is known."""
 
+import colorsys
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from tailorfl.data.objects import stack_objects
 from tailorfl.data.partition import DEFAULT_CLIENTS
 from tailorfl.data.source import Source, SourceOptions
 from tailorfl.errors import UserError
 from tailorfl.seeding import generator
 
 DIGITS_WHITE = 16  # the largest pixel value in scikit-learn's digits
-IMAGE_NOISE, REGRESSION_NOISE = 0.25, 0.5
+IMAGE_NOISE, DETECTION_NOISE, REGRESSION_NOISE = 0.25, 0.1, 0.5
+SHAPES = ("rectangle", "ellipse", "triangle")
+SMALLEST_SHAPE = 4  # pixels
 
 
 def load_digits(name: str, folder: Path | None, options: SourceOptions) -> Source:
@@ -69,6 +73,57 @@ def _renaming(options: SourceOptions, rng: np.random.Generator) -> np.ndarray:
     names = np.arange(options.classes)
     names[cycle] = np.roll(cycle, -1)
     return names
+
+
+def make_detection(name: str, folder: Path | None, options: SourceOptions) -> Source:
+    """One to three shapes on noise, each in its own quarter; a class is a shape of one colour. Clients are alike."""
+    _check_sizes(name, options)
+    side, samples = options.image_size or 64, options.samples or 100
+    if side < 4 * SMALLEST_SHAPE:
+        raise UserError(f"data={name}: image_size={side}, allowed: at least {4 * SMALLEST_SHAPE}")
+    rng = generator(options.seed, name)
+    clients = options.clients or DEFAULT_CLIENTS
+    drawn = [_scene(side, options, rng) for _ in range(clients * samples)]
+    return Source(
+        name=name,
+        kind="image",
+        inputs=torch.from_numpy(np.stack([image for image, _ in drawn])),
+        targets=stack_objects([objects for _, objects in drawn]),
+        train_size=len(drawn),
+        classes=tuple(f"{SHAPES[label % len(SHAPES)]} {label}" for label in range(options.classes)),
+        owner=torch.arange(clients).repeat_interleave(samples),
+        owners=tuple(map(str, range(clients))),
+    )
+
+
+def _scene(side: int, options: SourceOptions, rng: np.random.Generator) -> tuple[np.ndarray, list[list[float]]]:
+    """An image, uint8 [3, side, side], and its objects."""
+    image = np.full((3, side, side), 0.5)
+    half, objects = side // 2, []
+    for quarter in rng.permutation(4)[: rng.integers(1, 4)]:
+        label = int(rng.integers(options.classes))
+        width, height = rng.integers(max(SMALLEST_SHAPE, half // 2), half, 2, endpoint=True)
+        left = quarter % 2 * half + rng.integers(half - width + 1)
+        top = quarter // 2 * half + rng.integers(half - height + 1)
+        colour = np.array(colorsys.hsv_to_rgb(label / options.classes, 1, 1))
+        there = image[:, top : top + height, left : left + width]
+        there[:] = np.where(_shape(label, height, width), colour[:, None, None], there)
+        corners = np.array([left, top, left + width, top + height]) / side
+        objects.append([label, *corners.tolist(), 0])
+    noise = DETECTION_NOISE if options.noise is None else options.noise
+    image += rng.normal(0, noise, image.shape)
+    return (image.clip(0, 1) * 255).round().astype(np.uint8), objects
+
+
+def _shape(label: int, height: int, width: int) -> np.ndarray:
+    """The pixels of a class's shape, booleans [height, width]; it touches all four sides."""
+    down = (np.arange(height) + 0.5)[:, None] / height - 0.5
+    across = (np.arange(width) + 0.5)[None] / width - 0.5
+    shape = SHAPES[label % len(SHAPES)]
+    if shape == "ellipse":
+        return across**2 + down**2 <= 0.25
+    # The tip of a triangle is a pixel wide, or two, where they are an even number.
+    return np.abs(across) <= (down + 0.5 + 1 / width) / 2 if shape == "triangle" else np.ones((height, width), bool)
 
 
 def make_regression(name: str, folder: Path | None, options: SourceOptions) -> Source:

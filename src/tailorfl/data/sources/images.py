@@ -109,14 +109,16 @@ def _images(folder: Path) -> list[Path]:
 
 def _read_all(found: Sequence[ImageFile], read: Callable[[Any], Any], source: str) -> list[Any]:
     """What ``read`` makes of every image, in order. One after the other: threads were slower on small files."""
-    opener, results = pillow(), []
-    for file in found:
-        try:
-            with opener.open(file.path) as image:
-                results.append(read(image))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"data={source}: {file.path} is not an image that can be read ({reason(error)})") from error
-    return results
+    return [read_image(file.path, read, source) for file in found]
+
+
+def read_image(path: Path, read: Callable[[Any], Any], source: str) -> Any:
+    """What ``read`` makes of an image file."""
+    try:
+        with pillow().open(path) as image:
+            return read(image)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"data={source}: {path} is not an image that can be read ({reason(error)})") from error
 
 
 def _source(
