@@ -162,20 +162,27 @@ def export(
 
 @app.command()
 def draw(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on images with objects.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run: detectors, or mixed layers.")],
     client: Annotated[str, typer.Option("--client", help="A client's name (see clients.csv).")],
     picture: Annotated[Path | None, typer.Option("--out", help="A PNG file; by default in the run's folder.")] = None,
     images: Annotated[int, typer.Option("--images", min=1, max=64, help="So many of its test images.")] = 8,
     threshold: Annotated[float, typer.Option("--threshold", min=0, max=1, help="Probability of what is drawn.")] = 0.5,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw the objects that a client's model finds in its test images."""
+    """Draw the objects that a client's model finds in its test images, or how a method mixed its layers."""
     from tailorfl.study.export import folder_names
+    from tailorfl.study.mixing import draw_mixing, has_mixing
     from tailorfl.study.picture import draw_detections
 
     _log(quiet=True)
-    path = picture or folder / f"detections-{folder_names([client])[0]}.png"
-    draw_detections(folder, client, path, images, threshold, data_dir)
+    mixes = has_mixing(folder)
+    if picture and picture.is_dir():
+        raise UserError(f"--out {picture} is a folder; allowed: the name of a PNG file")
+    path = picture or folder / f"{'mixing' if mixes else 'detections'}-{folder_names([client])[0]}.png"
+    if mixes:
+        draw_mixing(folder, client, path)
+    else:
+        draw_detections(folder, client, path, images, threshold, data_dir)
     out.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
 
 

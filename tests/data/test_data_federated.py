@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tailorfl.data import (
     PartitionOptions,
@@ -152,6 +154,14 @@ def test_new_clients_are_chosen_by_the_seed() -> None:
     assert len(set(one)) == 3
 
 
+def test_clients_that_join_late_are_chosen_by_the_seed_among_the_others() -> None:
+    options = PartitionOptions(clients=10, new_clients=3, joining_clients=4)
+    one, same, other = (federate(images(), options, seed) for seed in (0, 0, 1))
+    assert one.joining_clients == same.joining_clients != other.joining_clients
+    assert len(set(one.joining_clients) - set(one.new_clients)) == 4
+    assert one.new_clients == federate(images(), PartitionOptions(clients=10, new_clients=3), 0).new_clients
+
+
 def test_equal_seeds_give_equal_federations() -> None:
     options = PartitionOptions(partition="dirichlet", clients=6, validation_fraction=0.2)
     one, same, other = (federate(images(), options, seed) for seed in (3, 3, 4))
@@ -196,15 +206,27 @@ def test_moving_to_a_device_leaves_the_index_lists() -> None:
 
 def test_a_saved_partition_rebuilds_the_same_federation(tmp_path: Path) -> None:
     source = images(600, 100)
-    data = federate(source, PartitionOptions(clients=7, validation_fraction=0.1, new_clients=2), 0)
+    options = PartitionOptions(clients=7, validation_fraction=0.1, new_clients=2, joining_clients=3)
+    data = federate(source, options, 0)
     save_partition(data, tmp_path / "run/partition.safetensors")
     again = assemble(source, load_partition(tmp_path / "run/partition.safetensors"))
     assert again.names == data.names
-    assert again.new_clients == data.new_clients
+    assert (again.new_clients, again.joining_clients) == (data.new_clients, data.joining_clients)
+    assert len(again.joining_clients) == 3
     for split in ("train", "validation", "test"):
         assert torch.equal(again.rows(split).index, data.rows(split).index)
         assert torch.equal(again.rows(split).offsets, data.rows(split).offsets)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["partition.safetensors"]
+
+
+def test_a_partition_from_before_clients_could_join_late_is_read(tmp_path: Path) -> None:
+    save_partition(federate(images(), PartitionOptions(clients=7, new_clients=2), 0), tmp_path / "new")
+    with safe_open(tmp_path / "new", framework="pt") as file:
+        tensors, facts = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    del tensors["joining_clients"]
+    save_file(tensors, tmp_path / "old", facts)
+    old = load_partition(tmp_path / "old")
+    assert (len(old.new_clients), old.joining_clients) == (2, ())
 
 
 def test_a_partition_of_another_source_is_refused(tmp_path: Path) -> None:

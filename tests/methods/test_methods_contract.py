@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> dict[str, Any]:
             lines.append(",".join([*map(str, features), "yes" if sum(features) > 0 else "no", name]))
     path.write_text("\n".join(lines) + "\n")
     own = {"data": f"csv:{path}", "label_column": "label", "client_column": "who", "partition": "natural"}
-    return {**own, "min_samples": 1, "samples_per_client": None, "clients_per_round": 1.0}
+    return {**own, "min_samples": 1, "samples_per_client": None, "clients_per_round": 1.0, "validation_fraction": 0.0}
 
 
 def with_norms(method: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def test_a_client_that_diverges_does_not_touch_the_others(method: str, table: di
     beside_ill.data.inputs[beside_ill.data.train.of(ill)] = torch.nan
     learnt = []
     for built in (beside_ill, beside_healthy):
-        message = built.config.method.broadcast(built.server)
+        message = built.loop.message_for_evaluation()
         sent = list(built.federation.train(1, range(4), message))
         rows = [(a, row, client) for a in sent for row, client in enumerate(a.clients) if client != ill]
         found = {f"{client} sends {name}": a.tensors[name][row] for a, row, client in rows for name in a.tensors}

@@ -164,13 +164,14 @@ def test_steps_of_the_head_on_cached_features_are_steps_on_the_whole_network(eng
     settings = {**EXACT, "tau": 6, "lr": 0.1, "engine": engine, "optimizer": optimizer}
     built = federation("pflego", **settings)
     head = list(built.federation.method.personal(built.network))
-    message = Message(built.server.values, {"scale": 1.0, "samples": built.federation.samples})
+    samples = built.federation.samples(built.federation.trainable)
+    message = Message(built.server.values, {"scale": 1.0, "samples": samples})
     ours, theirs = (built.federation._cohort(1, largest_first(built), message) for _ in range(2))
     sent = built.federation.method.train(ours, message)
     theirs.fit(train=head, steps=5, batch_size=0)
     gradients, _ = theirs.gradient()
     assert close(sent, {name: gradients[name] for name in built.server.values})
-    share = theirs.counts.double() / built.federation.samples
+    share = theirs.counts.double() / samples
     for name in head:
         step = 0.2 * share.reshape(-1, *[1] * (gradients[name].dim() - 1)) * gradients[name]
         assert torch.allclose(ours.values[name], theirs.values[name] - step, rtol=0, atol=1e-10)

@@ -169,7 +169,7 @@ def test_every_entry_says_what_it_is_in_one_line(entry):
         ("stride-cnn", (3, 32, 32), {"width": "wide"}, ["width='wide'"]),
         ("ssd-resnet18", (3, 256, 256), {"stages": 1}, ["stages=1", "from 2 to 7"]),
         ("ssd-resnet18", (3, 256, 256), {"stages": 8}, ["stages=8", "from 2 to 7"]),
-        ("ssd-resnet18", (3, 64, 64), {}, ["7 stages", "at least 65x65", "got 64x64", "fewer stages"]),
+        ("ssd-resnet18", (3, 64, 64), {"stages": 7}, ["7 stages", "at least 65x65", "got 64x64", "fewer stages"]),
         ("ssd-resnet18", (3, 65, 20), {"stages": 6}, ["at least 33x33", "got 65x20"]),
         ("ssd-resnet18", (3, 256, 256), {"width": 0}, ["width=0", "above 0"]),
         ("text", (8,), {}, ["vocabulary"]),

@@ -13,7 +13,7 @@ import torch
 from study_runs import clients
 
 from tailorfl.cohort.scoring import Detections
-from tailorfl.data import FederatedData
+from tailorfl.data import FederatedData, Group, PartitionOptions, Source, federate_groups, save_source
 from tailorfl.data.ragged import Ragged
 from tailorfl.detection import coco, detect, voc07
 from tailorfl.errors import UserError
@@ -211,7 +211,7 @@ def test_a_run_without_objects_has_no_picture(tmp_path: Path) -> None:
         ({"own_classes": True}, "own_classes=true: detectors have an output for every class"),
         ({"augment": "crop4"}, "augment=crop: the boxes would not follow"),
         ({"data": "digits", "network": "mlp", "network_options": {}, "augment": "expand"}, "for images with boxes"),
-        ({"network_options": {"stages": 7}}, "ssd-resnet18.*at least 65x65 pixels, got 32x32"),
+        ({"network_options": {"stages": 7}}, "ssd-resnet18.*at least 65x65 pixels, got 32x32; allowed: larger images"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -259,3 +259,42 @@ def test_groups_of_two_sizes_learn_real_images_by_heart(tmp_path: Path, monkeypa
     assert min(summary["group_accuracies"].values()) > 0.8
     draw_detections(tmp_path / "run", "large/0", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_a_detector_of_one_class_can_be_scaled() -> None:
+    groups = [{"clients": 1, "image_size": 32, "classes": 1}, {"clients": 1, "image_size": 16}]
+    for chosen in (groups, [groups[0], {**groups[1], "classes": 1}]):
+        one = build(configure("scalablefl", {**GROUPS, "groups": chosen}))
+        assert one.loop.round(1).evaluation is not None
+
+
+def test_defaults_fit_together() -> None:
+    small = {key: value for key, value in SHAPES.items() if key not in ("network_options", "image_size")}
+    assert len(build(configure("fedavg", small)).network.layers) == 7  # six stages and the head
+
+
+def test_a_metric_is_that_of_the_source_even_from_a_prepared_file(tmp_path: Path) -> None:
+    data = built().data
+    source = Source("coco:somewhere", "image", data.inputs, data.targets, len(data.inputs), data.classes)
+    save_source(source, tmp_path / "packed.safetensors")
+    again = built(data=f"file:{tmp_path / 'packed.safetensors'}", partition="iid").data
+    assert (data.metric, again.metric) == ("voc07", "coco")
+    assert built(data=f"file:{tmp_path / 'packed.safetensors'}", metric="voc07").data.metric == "voc07"
+    with pytest.raises(UserError, match="digits has no objects to find"):
+        built(data="digits", metric="coco")
+
+
+def test_images_without_objects_are_tested_on_in_groups_too() -> None:
+    data = built().data
+    targets = data.targets.clone()
+    targets[40:, :, 0], targets[40:, :, 1:] = -1, 0
+    source = Source("shapes", "image", data.inputs, targets, 30, data.classes)
+    everyone = federate_groups([Group(clients=1, data="shapes")], lambda name: source, PartitionOptions(), 0)
+    assert len(everyone.test.of(0)) == len(targets) - 30
+    some = federate_groups([Group(clients=1, data="shapes", classes=2)], lambda name: source, PartitionOptions(), 0)
+    assert 0 < len(some.test.of(0)) <= 10
+
+
+def test_groups_of_one_source_say_their_size_or_none_does() -> None:
+    with pytest.raises(UserError, match="some with data=synthetic-detection have an image_size"):
+        build(configure("scalablefl", {**GROUPS, "groups": [{"clients": 1, "image_size": 32}, {"clients": 1}]}))

@@ -48,6 +48,24 @@ def test_a_table_has_one_line_a_method_and_no_figure_is_cut(width: int) -> None:
     assert second.split() == ["a-long-name", "96.59", "4.52", "0.00", "-", "100.00", "2.6", "26.0", "12346", "0.1"]
 
 
+def test_new_participants_have_a_table_where_there_is_something_to_show() -> None:
+    late = {"cold_start_accuracy": 0.5, "joining_accuracy": 0.925, "cold_start_loss": 1.5, "joining_loss": 0.25}
+    lines = shown(80, summary("fedavg", **late), summary("local"))
+    assert [line.split() for line in lines[-2:]] == [["fedavg", "50.00", "92.50"], ["local", "-", "-"]]
+    assert "participants; in %" in lines
+    assert "gap" not in "".join(lines)
+    gaps = {"training_accuracy": 1.0, "out_of_sample_gap": 0.03409, "participation_gap": -0.01, **late}
+    wide = shown(80, summary("a-long-name", **gaps))
+    assert wide[-1].split() == ["a-long-name", "50.00", "92.50", "100.00", "3.41", "-1.00"]
+    assert max(map(len, wide)) <= 80
+    # A participation gap alone can be seen in the first table.
+    only_new = {"new_client_accuracy": 0.9, "new_client_loss": 0.1, "participation_gap": 0.06}
+    assert len(shown(80, summary(**only_new))) == len(shown(80, summary()))
+    regression = {"personalized_accuracy": None, "personalized_accuracy_std": None, "worst_decile_accuracy": None}
+    lines = shown(80, summary(**{**late, "cold_start_accuracy": None, "joining_accuracy": None}, **regression))
+    assert lines[-1].split() == ["fedper", "1.5", "0.25"]
+
+
 def test_a_table_of_a_regression_shows_losses() -> None:
     figures = {"personalized_accuracy": None, "personalized_accuracy_std": None, "worst_decile_accuracy": None}
     lines = shown(80, summary(**figures, personalized_loss=2.41532, global_loss=3.5))

@@ -25,6 +25,7 @@ from tailorfl.seeding import generator
 Split = Literal["train", "validation", "test"]
 Metric = Literal["voc07", "coco"]
 FORMAT = "tailorfl partition 1"
+CHOSEN = ("new_clients", "joining_clients")  # lists of clients in a partition's file
 CHUNK = 256  # images whose mean and deviation are computed at once: they should fit in the processor's cache
 
 
@@ -39,6 +40,7 @@ class Partition:
     validation: Ragged
     test: Ragged
     new_clients: tuple[int, ...] = ()
+    joining_clients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class FederatedData:
     validation: Ragged
     test: Ragged
     new_clients: tuple[int, ...] = ()  # held out of training altogether
+    joining_clients: tuple[int, ...] = ()  # there from a later round on
     mean: Tensor | None = None  # of images, a channel, in units of 0 to 1, over the source's training rows
     std: Tensor | None = None
     vectors: Tensor | None = None
@@ -143,7 +146,8 @@ class FederatedData:
     def partition(self) -> Partition:
         """Who has which rows, to be saved."""
         rows = sum(len(part.inputs) for part in self.groups or (self,))
-        return Partition(self.source, rows, self.names, self.train, self.validation, self.test, self.new_clients)
+        lists = (self.train, self.validation, self.test)
+        return Partition(self.source, rows, self.names, *lists, self.new_clients, self.joining_clients)
 
 
 def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedData:
@@ -159,7 +163,8 @@ def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedD
     train, validation = hold_out(train, labels, classes, sizes, generator(seed, "validation"))
     names = _names(source, division.partition == "natural", lists)
     new = _choose_new_clients(options.new_clients, len(lists), seed)
-    return assemble(source, Partition(source.name, len(labels), names, train, validation, test, new))
+    late = _choose_joining_clients(options.joining_clients, new, len(lists), seed)
+    return assemble(source, Partition(source.name, len(labels), names, train, validation, test, new, late))
 
 
 def assemble(source: Source, partition: Partition) -> FederatedData:
@@ -181,17 +186,19 @@ def assemble(source: Source, partition: Partition) -> FederatedData:
         validation=partition.validation,
         test=partition.test,
         new_clients=partition.new_clients,
+        joining_clients=partition.joining_clients,
         mean=mean,
         std=std,
         vectors=source.vectors,
         vocabulary=source.vocabulary,
+        metric="coco" if source.name.startswith("coco:") else "voc07",
     )
 
 
 def save_partition(data: FederatedData | Partition, path: Path) -> None:
     """Write who has which rows as a safetensors file."""
     partition = data.partition() if isinstance(data, FederatedData) else data
-    tensors = {"new_clients": torch.tensor(partition.new_clients, dtype=torch.int64)}
+    tensors = {name: torch.tensor(getattr(partition, name), dtype=torch.int64) for name in CHOSEN}
     for split in ("train", "validation", "test"):
         ragged: Ragged = getattr(partition, split)
         tensors |= {f"{split}.index": ragged.index.contiguous(), f"{split}.offsets": ragged.offsets}
@@ -212,8 +219,9 @@ def load_partition(path: Path) -> Partition:
     if facts.get("format") != FORMAT:
         raise UserError(f"{path} is not a partition; allowed: a file that save_partition wrote")
     splits = {s: Ragged(tensors[f"{s}.index"], tensors[f"{s}.offsets"]) for s in ("train", "validation", "test")}
-    new = tuple(tensors["new_clients"].tolist())
-    return Partition(facts["source"], facts["rows"], tuple(facts["names"]), **splits, new_clients=new)
+    new, late = (tuple(tensors[name].tolist()) if name in tensors else () for name in CHOSEN)  # older files lack some
+    names = tuple(facts["names"])
+    return Partition(facts["source"], facts["rows"], names, **splits, new_clients=new, joining_clients=late)
 
 
 def _check_fractions(options: PartitionOptions) -> None:
@@ -259,6 +267,16 @@ def _choose_new_clients(number: int, clients: int, seed: int) -> tuple[int, ...]
     if not 0 <= number < clients:
         raise UserError(f"new_clients={number} of {clients} clients, allowed: 0 to {clients - 1}")
     chosen = generator(seed, "new-clients").permutation(clients)[:number]
+    return tuple(sorted(map(int, chosen)))
+
+
+def _choose_joining_clients(number: int, new: tuple[int, ...], clients: int, seed: int) -> tuple[int, ...]:
+    others = sorted(set(range(clients)) - set(new))
+    if not 0 <= number < len(others):
+        beside = f", {len(new)} of them new clients" if new else ""
+        allowed = f"0 to {len(others) - 1}, so that somebody trains from the first round on"
+        raise UserError(f"joining_clients={number} of {clients} clients{beside}; allowed: {allowed}")
+    chosen = generator(seed, "joining-clients").permutation(others)[:number]
     return tuple(sorted(map(int, chosen)))
 
 

@@ -33,6 +33,7 @@ class Group(BaseModel):
     classes_per_client: int | None = None
     alpha: float | None = None
     samples_per_client: int | None = None
+    stages: int | None = Field(None, ge=1)  # of its network, where these do not follow from its image size
 
     @model_validator(mode="before")
     @classmethod
@@ -167,7 +168,10 @@ def _useful(source: Source, classes: tuple[int, ...]) -> np.ndarray:
 def _restricted(source: Source, train: np.ndarray, classes: tuple[int, ...]) -> Source:
     """Some training rows, and the test rows of some classes, with these classes numbered anew."""
     number = _numbers(source, classes)
-    tests = source.train_size + np.flatnonzero(_useful(source, classes)[source.train_size :])
+    useful = _useful(source, classes)
+    if len(classes) == len(source.classes):
+        useful[:] = True  # also images without an object: in them nothing should be found
+    tests = source.train_size + np.flatnonzero(useful[source.train_size :])
     rows = torch.from_numpy(np.concatenate([train, tests]))
     return replace(
         source,
@@ -203,6 +207,9 @@ def _joined(names: Sequence[str], parts: Sequence[FederatedData]) -> Partition:
     def rows(split: Split) -> Ragged:
         return Ragged.from_lists([part.rows(split).of(client).numpy() for _, part, client in everyone])
 
+    def numbered(chosen: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        return tuple(int(start) + client for start, own in zip(starts, chosen, strict=False) for client in own)
+
     return Partition(
         source=" + ".join(names),
         rows=sum(len(part.inputs) for part in parts),
@@ -210,7 +217,8 @@ def _joined(names: Sequence[str], parts: Sequence[FederatedData]) -> Partition:
         train=rows("train"),
         validation=rows("validation"),
         test=rows("test"),
-        new_clients=tuple(int(s) + new for s, part in zip(starts, parts, strict=False) for new in part.new_clients),
+        new_clients=numbered([part.new_clients for part in parts]),
+        joining_clients=numbered([part.joining_clients for part in parts]),
     )
 
 

@@ -32,7 +32,8 @@ def describe(data: FederatedData) -> Table:
         held = (data.label_counts() > 0).sum(1).numpy()
         table.add_row("classes a client", *(str(data.num_classes), *_spread(held)[1:]))
     new = f"; {len(data.new_clients)} clients held out of training" if data.new_clients else ""
-    table.caption = f"{'; '.join(map(_inputs, data.groups or (data,)))}{new}"
+    late = f"; {len(data.joining_clients)} clients join late" if data.joining_clients else ""
+    table.caption = f"{'; '.join(map(_inputs, data.groups or (data,)))}{new}{late}"
     return table
 
 

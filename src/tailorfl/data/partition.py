@@ -39,6 +39,7 @@ class PartitionOptions(BaseModel):
     test_samples_per_client: int | None = Field(None, description="a fixed number of test rows instead")
     validation_fraction: float = Field(0.0, description="of a client's training rows")
     new_clients: int = Field(0, description="clients that are held out of training altogether")
+    joining_clients: int = Field(0, description="clients that join late, in round joining_round")
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,12 @@ class Server:
     round: int = 0  # the one that is under way, or that was the last
     samples: int = 0  # for training, of all clients together
     share: float = 1.0  # of the clients that takes part in this round, on average
+    seed: int = 0  # of the experiment
+    notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what a method writes down of clients, this round
 
     def restore(self, saved: "Server") -> None:
         """Become what was saved."""
-        vars(self).update(vars(saved))
+        vars(self).update(vars(replace(saved, seed=self.seed)))
 
     def hand_out(self, client: int) -> int:
         """Let a client have all of the archive; the size of what it lacked."""

@@ -54,10 +54,9 @@ class InProcess:
     def trainable(self) -> tuple[int, ...]:
         return trainable_clients(self.data)
 
-    @property
-    def samples(self) -> int:
-        """For training, of all clients that may be selected."""
-        return int(self.data.train.counts[list(self.trainable)].sum())
+    def samples(self, clients: Sequence[int]) -> int:
+        """For training, of these clients together."""
+        return int(self.data.train.counts[list(clients)].sum())
 
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
         """Train these clients, a stack at a time, and hand out each stack's answers as they are ready."""
@@ -150,7 +149,7 @@ class InProcess:
 
 
 def trainable_clients(data: FederatedData) -> tuple[int, ...]:
-    """The clients that may be selected: not held out, and with something to train on."""
+    """The clients that may be selected, some perhaps only later: not held out, and with something to train on."""
     held_out, counts = set(data.new_clients), data.train.counts.tolist()
     return tuple(client for client in range(data.clients) if client not in held_out and counts[client])
 

@@ -10,6 +10,7 @@ import torch
 from tailorfl.data.federated import Split
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.federation.evaluation import ClientScores, Evaluated
+from tailorfl.federation.selection import NOBODY_LATE, Latecomers
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Network, Values
 
@@ -22,8 +23,7 @@ class Federation(Protocol):
     @property
     def trainable(self) -> tuple[int, ...]: ...
 
-    @property
-    def samples(self) -> int: ...
+    def samples(self, clients: Sequence[int]) -> int: ...
 
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]: ...
 
@@ -34,7 +34,10 @@ class Federation(Protocol):
 
 @dataclass
 class Evaluation:
-    """The scores of one moment; ``new`` are clients that never train."""
+    """The scores of one moment; ``new`` are clients that never train, ``joining`` those that join late.
+
+    The latter are among the others once they have joined, and only then.
+    """
 
     personalized: ClientScores
     validation: ClientScores | None
@@ -43,6 +46,8 @@ class Evaluation:
     seconds: float
     others: dict[str, ClientScores] = field(default_factory=dict)  # further models of the clients, on test data
     measures: dict[str, dict[int, float]] = field(default_factory=dict)  # a method's own numbers, by client
+    joining: ClientScores | None = None
+    training: ClientScores | None = None  # of the personalized models, on training data
 
 
 @dataclass
@@ -58,6 +63,7 @@ class Round:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what the method wrote down of clients
     evaluation: Evaluation | None = None
 
 
@@ -74,7 +80,9 @@ class RoundLoop:
     evaluate_in: Callable[[int], bool]
     share: Callable[[int], float] = lambda number: 1.0  # of the clients that is selected in a round, on average
     new_clients: tuple[int, ...] = ()
+    late: Latecomers = NOBODY_LATE
     validate: bool = False
+    evaluate_training: bool = False
     clock: Callable[[], float] = time.perf_counter
 
     def run(self, done: int = 0) -> Iterator[Round]:
@@ -90,6 +98,7 @@ class RoundLoop:
         message = self._message(record, self.method.individual)
         record.bytes_down += sum(map(self.server.hand_out, record.selected))
         self.method.aggregate(self.server, self._answers(record, message), self.network)
+        record.notes, self.server.notes = self.server.notes, {}
         record.diverged = sorted(self.federation.diverged)
         record.seconds = self._now() - start
         if self.evaluate_in(number):
@@ -97,31 +106,34 @@ class RoundLoop:
         return record
 
     def evaluate(self, number: int) -> Evaluation:
-        """All clients that train, and those that never do, on their own data."""
+        """All clients that train, and those that do not yet or never, on their own data."""
         start = self._now()
         message = self.message_for_evaluation()
-        trained, everyone = self.federation.trainable, (*self.federation.trainable, *self.new_clients)
-        splits: tuple[Split, ...] = ("test", "validation") if self.validate else ("test",)
+        everyone = (*self.federation.trainable, *self.new_clients)
+        trained = set(self._joined(number))
+        due: dict[Split, bool] = {"test": True, "validation": self.validate, "train": self.evaluate_training}
+        splits = [split for split, wanted in due.items() if wanted]
         model = self.method.global_model(self.server, self.network)
         common = None if model is None else self.federation.evaluate_global(model, everyone, "test")
         if model is not None and common and self._serves_global():
-            found = Evaluated({"test": common})
-            if self.validate:
-                found.scores["validation"] = self.federation.evaluate_global(model, everyone, "validation")
+            further = {split: self.federation.evaluate_global(model, everyone, split) for split in splits[1:]}
+            found = Evaluated({"test": common, **further})
         else:
             found = self.federation.evaluate(number, everyone, message, splits)
         scores = found.scores
         return Evaluation(
-            personalized=scores["test"].of(set(trained)),
-            validation=scores["validation"].of(set(trained)) if self.validate else None,
-            common=common.of(set(trained)) if common else None,
+            personalized=scores["test"].of(trained),
+            validation=scores["validation"].of(trained) if self.validate else None,
+            common=common.of(trained) if common else None,
             new=scores["test"].of(set(self.new_clients)) if self.new_clients else None,
             seconds=self._now() - start,
-            others={name: other.of(set(trained)) for name, other in found.others.items()},
+            others={name: other.of(trained) for name, other in found.others.items()},
             measures={
-                name: {client: value for client, value in values.items() if client in set(trained)}
+                name: {client: value for client, value in values.items() if client in trained}
                 for name, values in found.measures.items()
             },
+            joining=scores["test"].of(set(self.late.clients)) if self.late.clients else None,
+            training=scores["train"].of(trained) if self.evaluate_training else None,
         )
 
     def message_for_evaluation(self) -> Message:
@@ -130,16 +142,21 @@ class RoundLoop:
 
     def _message(self, record: Round, individual: Callable[[Server, Sequence[int], Network], Values]) -> Message:
         """What the server sends; what each client gets for itself is counted when it is delivered."""
-        self.server.samples, self.server.share = self.federation.samples, self.share(record.number)
+        self.server.samples = self.federation.samples(self._joined(record.number))
+        self.server.share = self.share(record.number)
         message = self.method.broadcast(self.server)
         record.bytes_down = message.bytes * len(record.selected)
 
         def address(clients: tuple[int, ...], network: Network) -> Values:
             own = individual(self.server, clients, network)
-            record.bytes_down += sum(tensor.nbytes for tensor in own.values())
+            record.bytes_down += self.method.weight(own, network)
             return own
 
         return replace(message, address=address, archive=dict(self.server.archive))
+
+    def _joined(self, number: int) -> tuple[int, ...]:
+        """Who may be selected in a round."""
+        return self.late.joined(self.federation.trainable, number)
 
     def _serves_global(self) -> bool:
         """Whether every client's model is simply the global one, so that one evaluation serves for both."""

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,22 @@ import numpy as np
 from tailorfl.seeding import generator
 
 Selection = Literal["uniform", "binomial", "per-group"]
+
+
+@dataclass(frozen=True)
+class Latecomers:
+    """Clients that join in a later round, and take part in nothing before it."""
+
+    clients: frozenset[int] = frozenset()
+    first: int = 1  # the round from which on they are like all others
+
+    def joined(self, clients: Sequence[int], number: int) -> tuple[int, ...]:
+        """Those of the clients who are there in a round; it follows from its number alone."""
+        absent = self.clients if number < self.first else frozenset()
+        return tuple(client for client in clients if client not in absent)
+
+
+NOBODY_LATE = Latecomers()
 
 
 def how_many(wanted: int | float, clients: int) -> int:

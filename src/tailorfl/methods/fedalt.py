@@ -25,7 +25,7 @@ class FedAlt(FedSim):
         None, ge=1, description="passes over the data for what stays with the client; null: local_epochs"
     )
 
-    def train(self, clients: Cohort, received: Message) -> Values:
+    def train_alone(self, clients: Cohort, received: Message) -> Values:
         return train_in_turn(clients, received, self.personal_epochs, self.personal_rate(clients))
 
     def finetune(self, clients: Cohort, epochs: int) -> None:

@@ -71,6 +71,10 @@ class Method(LocalTraining):
         """What to warn of before an experiment with so many clients, so many of them a round, and so many rounds."""
         return ()
 
+    def holds_out(self) -> bool:
+        """Whether clients train by accuracies on validation data, so that the experiment should hold some out."""
+        return False
+
     # What travels and what stays.
 
     def shared_layers(self, network: Network) -> tuple[Layer, ...]:
@@ -132,6 +136,10 @@ class Method(LocalTraining):
     def for_evaluation(self, server: Server, clients: Sequence[int], network: Network) -> Values:
         """The same for clients that are evaluated, of whom some may never take part in a round."""
         return self.individual(server, clients, network)
+
+    def weight(self, own: Values, network: Network) -> int:
+        """Bytes of what clients receive for themselves, all together."""
+        return sum(tensor.nbytes for tensor in own.values())
 
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         """Put the clients' answers together. ``answers`` is consumed as they arrive."""

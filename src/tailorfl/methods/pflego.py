@@ -32,6 +32,7 @@ class PFLEGO(Method):
     paper: ClassVar[str] = "Nikoloutsopoulos et al. 2025"
     shares: ClassVar[str] = "all layers but the head; gradients come back"
     statistics: ClassVar[bool] = False
+    detectors: ClassVar[bool] = False
 
     tau: int = Field(50, ge=1, description="steps of a client in a round: tau - 1 of the head, then one of all")
     exact: bool = Field(False, description="weigh the head's last step by the client's share of all samples (eq. 5)")

@@ -19,6 +19,7 @@ class Kind:
     name: str
     input_shape: tuple[int, ...]
     classes: int
+    stages: int | None = None  # where they are given; else they follow from the image size
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Size:
 
 
 def width_ratio(classes: int, base_classes: int) -> float:
-    """The hidden channel ratio kappa = log10(K) / log10(K0)."""
-    return math.log(classes) / math.log(base_classes)
+    """The hidden channel ratio kappa = log10(K) / log10(K0); a detector of one class is as wide as one of two."""
+    return math.log(max(classes, 2)) / math.log(max(base_classes, 2))
 
 
 def depth(side: int, base_size: int) -> int:
@@ -50,7 +51,7 @@ class Scaling:
 
     def size(self, kind: Kind) -> Size:
         """By the classes and the image size."""
-        stages = depth(kind.input_shape[-1], self.base_size)
+        stages = kind.stages or depth(kind.input_shape[-1], self.base_size)
         if stages < 1:
             raise UserError(
                 f"groups: {kind.name} has images of {kind.input_shape[-1]} pixels, too small for a network whose last "

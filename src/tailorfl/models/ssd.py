@@ -95,15 +95,17 @@ def grid_of(input_shape: Shape, stage: int) -> Grid:
 
 
 @network("ssd-resnet18", paper=SCALABLEFL, input_shape=(3, 256, 256), detection=True)
-def ssd_resnet18(input_shape: Shape, classes: int, *, width: float = 1.0, stages: int = STAGES) -> nn.Module:
+def ssd_resnet18(input_shape: Shape, classes: int, *, width: float = 1.0, stages: int | None = None) -> nn.Module:
     """ResNet-18, two extra stages and SSD heads on the last five, for object detection.
 
-    The width ratio (kappa) scales the extra stages alone, as in the paper, and `stages` (c) is how many there are. The
+    The width ratio (kappa) scales the extra stages alone, as in the paper, and `stages` (c) is how many there are, by
+    default seven, or as many as the images have room for. The
     first of the heads has 5 anchors a cell, the last 5, those between 7. With fewer than six stages there are as many
     heads as stages from the second on.
     """
     name = "ssd-resnet18"
-    stages = stage_count(name, stages, STAGES, least=2)
+    room = max(2, (min(input_shape[1:]) - 1).bit_length())
+    stages = stage_count(name, min(STAGES, room) if stages is None else stages, STAGES, least=2)
     _check_size(name, input_shape, stages)
     extra = scaled_widths(name, width, EXTRA_WIDTHS)
     channels = (*RESNET_WIDTHS, *[extra[-1]] * (STAGES - len(RESNET_WIDTHS)))[:stages]
@@ -126,5 +128,5 @@ def _check_size(name: str, input_shape: Shape, stages: int) -> None:
         size = f"{input_shape[1]}x{input_shape[2]}"
         raise UserError(
             f"network {name!r} of {stages} stages takes images of at least {least}x{least} pixels, got {size}; "
-            "allowed: larger images or fewer stages"
+            "allowed: larger images (image_size) or fewer stages (network_options, or in groups a larger base_size)"
         )

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,13 +24,12 @@ from tailorfl.data import (
     load_partition,
     load_source,
 )
-from tailorfl.data.federated import Metric
 from tailorfl.data.resizing import resized
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
 from tailorfl.federation.rounds import RoundLoop
-from tailorfl.federation.selection import expected, select
+from tailorfl.federation.selection import NOBODY_LATE, Latecomers, expected, select
 from tailorfl.methods import Method, methods
 from tailorfl.models import Network, build_module, networks
 from tailorfl.models.scaling import Kind, Scaling, Size
@@ -40,6 +39,7 @@ from tailorfl.study.config import Config, Experiment
 log = logging.getLogger(__name__)
 
 DETECTOR = "ssd-resnet18"
+SIZED = ("synthetic", "synthetic-detection", "omniglot", "folder", "voc", "coco", "hf")  # read or made at a size
 SMALLEST_FOR_CNN = 16  # pixels: below, an image is a vector
 
 
@@ -69,7 +69,9 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         able = ", ".join(name for name, kind in methods().items() if kind.mixed)
         raise UserError(f"{config.method_name} cannot serve groups of clients with other networks; allowed: {able}")
     held = data.group_of or (data.label_counts() > 0).sum(1).tolist()
-    selector = Selector(experiment, clients, tuple(held[client] for client in clients), config.method.everyone_in())
+    late = Latecomers(frozenset(data.joining_clients) & set(clients), experiment.joining_round or 1)
+    groups = tuple(held[client] for client in clients)
+    selector = Selector(experiment, clients, groups, config.method.everyone_in(), late)
     least = round(min(map(selector.share, range(1, experiment.rounds + 1))) * len(clients), 9)
     for doubt in config.method.doubts(len(clients), least, experiment.rounds, experiment.selection):
         log.warning("%s: %s", config.method_name, doubt)
@@ -91,7 +93,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     federation = InProcess(
         config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks
     )
-    server = config.method.start(network)
+    server = replace(config.method.start(network), seed=experiment.seed)
     loop = RoundLoop(
         method=config.method,
         network=network,
@@ -102,7 +104,9 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
         share=selector.share,
         evaluate_in=lambda number: evaluates(experiment, number) or number in config.method.evaluated_in(),
         new_clients=data.new_clients,
+        late=late,
         validate=experiment.validation_fraction > 0,
+        evaluate_training=experiment.evaluate_training and not data.regression,
     )
     return Built(config, data, network, federation, server, loop)
 
@@ -139,20 +143,16 @@ def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | N
         data = federate(read_source(experiment, data_dir), options, experiment.seed)
     if experiment.pixels == "unit":
         data = data.in_unit_pixels()
-    return cast(_measured(data, experiment), experiment.precision)
+    return cast(_measured(data, experiment.metric), experiment.precision)
 
 
-def _measured(data: FederatedData, experiment: Experiment) -> FederatedData:
-    """With the mean average precision by which detectors are judged: COCO's own for its images, else that of VOC."""
-
-    def metric(source: str | None) -> Metric:
-        if experiment.metric != "auto":
-            return experiment.metric
-        return "coco" if (source or experiment.data).startswith("coco:") else "voc07"
-
-    given = zip(data.groups, experiment.groups or (), strict=True)
-    groups = tuple(replace(view, metric=metric(group.data)) for view, group in given)
-    return replace(data, metric=metric(None), groups=groups)
+def _measured(data: FederatedData, metric: Literal["auto", "voc07", "coco"]) -> FederatedData:
+    """With the mean average precision by which detectors are judged: that of the source, unless one is named."""
+    if metric == "auto":
+        return data
+    if not data.detection:
+        raise UserError(f"metric={metric}: {data.source} has no objects to find; allowed: auto")
+    return replace(data, metric=metric, groups=tuple(_measured(group, metric) for group in data.groups))
 
 
 def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
@@ -167,7 +167,10 @@ def _with_defaults(group: Group, experiment: Experiment) -> Group:
 
 def read_group_source(experiment: Experiment, groups: Sequence[Group], data_dir: Path | None, name: str) -> Source:
     """A source that groups take their rows from; where it is made or read at some size, at the largest of theirs."""
-    sizes = [group.image_size for group in groups if group.data == name and group.image_size]
+    alike = [group.image_size for group in groups if group.data == name]
+    sizes = [size for size in alike if size]
+    if 0 < len(sizes) < len(alike) and name.partition(":")[0] in SIZED:
+        raise UserError(f"groups: some with data={name} have an image_size, some have none; allowed: all, or none")
     options = part(SourceOptions, experiment).model_copy(update={"image_size": max(sizes, default=None)})
     return load_source(name, data_dir, options)
 
@@ -226,7 +229,10 @@ def build_group_networks(
     set_already = [key for key in ("width", "widths", "stages") if key in given]
     if set_already:
         raise UserError(f"network_options: {set_already[0]} follows from the groups; allowed: base_classes, base_size")
-    kinds = tuple(Kind(group.source, group.input_shape, group.num_classes) for group in data.groups)
+    kinds = tuple(
+        Kind(view.source, view.input_shape, view.num_classes, group.stages)
+        for view, group in zip(data.groups, experiment.groups or (), strict=True)
+    )
     if len({kind.input_shape[0] for kind in kinds}) > 1:
         raise UserError("groups: some have grey and some have coloured images; allowed: the same number of channels")
 
@@ -264,8 +270,10 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def evaluates(experiment: Experiment, number: int) -> bool:
+    """Whether clients are evaluated after a round; the one before others join shows how they are served till then."""
     every = experiment.evaluate_every
-    return number > experiment.rounds - experiment.evaluate_last or (every > 0 and number % every == 0)
+    before = experiment.joining_clients > 0 and number + 1 == experiment.joining_round
+    return before or number > experiment.rounds - experiment.evaluate_last or (every > 0 and number % every == 0)
 
 
 @dataclass(frozen=True)
@@ -276,31 +284,45 @@ class Selector:
     clients: tuple[int, ...]
     groups: tuple[int, ...] = ()  # of each client: its group, or how many classes it has
     full: frozenset[int] = frozenset()  # rounds in which the method wants everyone
+    late: Latecomers = NOBODY_LATE
 
     def __post_init__(self) -> None:
         wanted = self.experiment.clients_per_round
-        if not self.clients:
-            raise UserError("no client is left to train on; allowed: fewer new_clients")
+        if not self.late.joined(self.clients, 1):
+            fewer = "fewer new_clients" + (" or joining_clients" if self.clients else "")
+            raise UserError(f"no client is left to train on; allowed: {fewer}")
         if isinstance(wanted, int) and wanted > len(self.clients):
             raise UserError(f"clients_per_round={wanted}: allowed are 1 to {len(self.clients)}, the clients that train")
 
     def __call__(self, number: int) -> list[int]:
+        clients, groups = self._joined(number)
         if self._everyone(number):
-            return list(self.clients)
+            return list(clients)
         seed = self.experiment.seed
-        return select(self.experiment.selection, self._wanted(), self.clients, number, seed, self.groups)
+        return select(self.experiment.selection, self._wanted(len(clients)), clients, number, seed, groups)
 
     def share(self, number: int) -> float:
-        """The chance of a client to take part in a round, on average over the clients."""
+        """The chance of a client to take part in a round, on average over the clients that are there."""
         if self._everyone(number):
             return 1.0
-        clients = len(self.clients)
-        return expected(self.experiment.selection, self._wanted(), clients, self.groups) / clients
+        clients, groups = self._joined(number)
+        there = len(clients)
+        return expected(self.experiment.selection, self._wanted(there), there, groups) / there
 
     def _everyone(self, number: int) -> bool:
         rounds = self.experiment.rounds
         return number in {n if n > 0 else rounds + 1 + n for n in self.experiment.everyone_in} | self.full
 
-    def _wanted(self) -> int | float:
+    def _wanted(self, clients: int) -> int | float:
         wanted = self.experiment.clients_per_round
-        return min(10, len(self.clients)) if wanted is None else wanted
+        return min(10, clients) if wanted is None else wanted
+
+    def _joined(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Who is there in a round, and the group of each."""
+        return (self.clients, self.groups) if number >= self.late.first else self._at_first
+
+    @cached_property
+    def _at_first(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        there = self.late.joined(self.clients, 1)
+        group_of = dict(zip(self.clients, self.groups, strict=False))
+        return there, tuple(group_of[client] for client in there if client in group_of)

@@ -37,7 +37,9 @@ class Experiment(PartitionOptions, SourceOptions):
     clients_per_round: int | float | None = Field(None, gt=0, description="a number, a fraction up to 1.0; default 10")
     selection: Selection = Field("uniform", description="uniform, binomial, or per-group")
     everyone_in: tuple[int, ...] = Field((), description="rounds in which everyone takes part; -1 is the last")
+    joining_round: int | None = Field(None, description="the first round of the joining_clients, 2 or later")
     evaluate_every: int = Field(10, ge=0, description="rounds between evaluations; 0: only after the last")
+    evaluate_training: bool = Field(False, description="evaluate clients' models on their training rows too")
     metric: Literal["auto", "voc07", "coco"] = Field(
         "auto", description="detection: which mean average precision; auto: coco for coco:PATH, else voc07"
     )
@@ -98,6 +100,9 @@ class Config:
         return [f"{key}: {mine.get(key)} -> {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)]
 
 
+HELD_OUT = 0.1  # of a client's training rows, for methods that ask for it, where nothing is said
+
+
 def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     """A checked configuration; every problem in one line."""
     kind = find_method(method_name)
@@ -110,6 +115,8 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     experiment, method = _checked(Experiment, known, problems), _checked(kind, own, problems)
     if problems or experiment is None or method is None:
         raise UserError("; ".join(problems))
+    if method.holds_out() and "validation_fraction" not in settings:
+        experiment = experiment.model_copy(update={"validation_fraction": HELD_OUT})
     _check_together(experiment)
     return Config(method_name, experiment, method.completed(experiment.rounds))
 
@@ -183,6 +190,21 @@ def unknown_key(key: str, owner: str, allowed: Sequence[str], see: str) -> str:
 def _check_together(experiment: Experiment) -> None:
     if experiment.target_accuracy is not None and experiment.validation_fraction == 0:
         raise UserError("target_accuracy is read off validation data; set validation_fraction above 0")
+    if experiment.joining_clients or experiment.joining_round is not None:
+        _check_joining(experiment)
     wrong = [number for number in experiment.everyone_in if not 1 <= abs(number) <= experiment.rounds]
     if wrong:
         raise UserError(f"everyone_in={wrong}: allowed are rounds 1 to {experiment.rounds}, or -1 for the last")
+
+
+def _check_joining(experiment: Experiment) -> None:
+    first, rounds = experiment.joining_round, experiment.rounds
+    if rounds < 2:
+        raise UserError(f"rounds={rounds}: clients cannot join later; allowed: 2 or more with joining_clients")
+    if first is None:
+        raise UserError(
+            f"joining_clients={experiment.joining_clients}: when they join is missing; "
+            f"allowed: a joining_round from 2 to {rounds}"
+        )
+    if not 2 <= first <= rounds:
+        raise UserError(f"joining_round={first}: allowed are rounds 2 to {rounds}")

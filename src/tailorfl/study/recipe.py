@@ -222,8 +222,8 @@ def folder_of(recipe: Recipe, row: str, column: str, seed: int) -> Path:
 
 
 def in_percent(measure: str) -> bool:
-    """Accuracies are fractions in a summary and per cent in a table."""
-    return measure.partition(".")[0].endswith(("accuracy", "accuracies", "accuracy_std"))
+    """Accuracies, and gaps between them, are fractions in a summary and per cent in a table."""
+    return measure.partition(".")[0].endswith(("accuracy", "accuracies", "accuracy_std", "_gap"))
 
 
 @dataclass(frozen=True)

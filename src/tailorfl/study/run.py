@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from tailorfl.federation.evaluation import ClientScores
 from tailorfl.federation.rounds import Evaluation, Round
+from tailorfl.federation.selection import Latecomers
 from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.yaml", "rounds.jsonl", "clients.csv", "summary.json"
 MEASURES = "measures.csv"  # only where a method measures something of its own
+NOTES = "notes.csv"  # only where a method writes something down of the clients of a round
 PARTITION, CHECKPOINTS, EXPORTS = "partition.safetensors", "checkpoints", "export"
 MAY_CHANGE = {"device", "workers", "stack_size", "engine"}  # where a run goes on, not what it computes
 
@@ -42,6 +44,7 @@ class Totals:
     diverged_updates: int = 0
     log_bytes: int = 0  # how far the rounds file reached
     measures_bytes: int = 0  # and that of a method's own measures
+    notes_bytes: int = 0  # and that of what it wrote down
     ended: bool = False  # the last round is done; only the summary may be missing
 
     def add(self, record: Round) -> None:
@@ -92,6 +95,7 @@ class Run:
             self.totals.ended = reached or record.number == experiment.rounds
             line = round_line(record, built.data) | self.config.method.about(record.number)
             self._measured(record, built.data)
+            self._noted(record, built.data)
             self._append(line)
             self.watch(line)
             stopped = not self.totals.ended and self.stop()
@@ -145,7 +149,12 @@ class Run:
             restore(built, checkpoint)
             self.totals = Totals(**checkpoint.totals)
         # Rounds after the checkpoint are run again.
-        for name, length in ((ROUNDS, self.totals.log_bytes), (MEASURES, self.totals.measures_bytes)):
+        totals = self.totals
+        for name, length in (
+            (ROUNDS, totals.log_bytes),
+            (MEASURES, totals.measures_bytes),
+            (NOTES, totals.notes_bytes),
+        ):
             path = self.folder / name
             if length > (path.stat().st_size if path.is_file() else 0):
                 raise UserError(f"{path} lacks rounds that its checkpoint counts; start again with --force")
@@ -156,19 +165,35 @@ class Run:
     def _measured(self, record: Round, data: FederatedData) -> None:
         """A row a client for what a method measures of each, at every evaluation."""
         measures = record.evaluation.measures if record.evaluation else {}
-        if not measures:
-            return
-        with (self.folder / MEASURES).open("a", newline="") as file:
+        if measures:
+            rows = [
+                [record.number, data.names[client], *(_shown(found[client]) for found in measures.values())]
+                for client in next(iter(measures.values()))
+            ]
+            head = ["round", "client", *measures]
+            self.totals.measures_bytes = self._add_rows(MEASURES, self.totals.measures_bytes, head, rows)
+
+    def _noted(self, record: Round, data: FederatedData) -> None:
+        """What a method writes down of the clients of a round, a row for each number."""
+        rows = [
+            [record.number, data.names[client], name, _shown(value)]
+            for client, numbers in sorted(record.notes.items())
+            for name, value in numbers.items()
+        ]
+        if rows:
+            head = ["round", "client", "name", "value"]
+            self.totals.notes_bytes = self._add_rows(NOTES, self.totals.notes_bytes, head, rows)
+
+    def _add_rows(self, name: str, written: int, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+        """Append to a table, with a head where it begins; its length in bytes."""
+        with (self.folder / name).open("a", newline="") as file:
             writer = csv.writer(file)
-            if not self.totals.measures_bytes:
-                writer.writerow(["round", "client", *measures])
-            for client in next(iter(measures.values())):
-                writer.writerow(
-                    [record.number, data.names[client], *(_shown(found[client]) for found in measures.values())]
-                )
+            if not written:
+                writer.writerow(head)
+            writer.writerows(rows)
             file.flush()
             os.fsync(file.fileno())
-            self.totals.measures_bytes = file.tell()
+            return file.tell()
 
     def _append(self, line: dict[str, Any]) -> None:
         with (self.folder / ROUNDS).open("a") as file:
@@ -183,9 +208,10 @@ class Run:
 
     def _finish(self, built: Built, last: Round) -> dict[str, Any]:
         assert last.evaluation is not None
-        write_clients(self.folder / CLIENTS, built.data, last.evaluation)
+        write_clients(self.folder / CLIENTS, built.data, last.evaluation, built.loop.late)
         summary = summarize(built, self.config, self.totals, last)
-        summary |= self.config.method.summary(built.network, read_lines(self.folder / ROUNDS))
+        lines = read_lines(self.folder / ROUNDS)
+        summary |= cold_start(lines, built.loop.late) | self.config.method.summary(built.network, lines)
         with whole_file(self.folder / SUMMARY) as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
         return summary
@@ -250,10 +276,26 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
         "validation_accuracy": accuracy(evaluation.validation),
         "new_client_accuracy": accuracy(evaluation.new),
         "new_client_loss": evaluation.new.mean_loss if evaluation.new else None,
+        "joining_accuracy": accuracy(evaluation.joining),
+        "joining_loss": evaluation.joining.mean_loss if evaluation.joining else None,
+        "training_accuracy": accuracy(evaluation.training),
     }
+    found["participation_gap"] = _difference(found["personalized_accuracy"], found["new_client_accuracy"])
+    found["out_of_sample_gap"] = _difference(found["training_accuracy"], found["personalized_accuracy"])
     for name, scores in evaluation.others.items():
         found |= {f"{name}_accuracy": accuracy(scores), f"{name}_loss": scores.mean_loss}
     return {key: finite(value) for key, value in found.items()}
+
+
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def cold_start(lines: Sequence[dict[str, Any]], late: Latecomers) -> dict[str, float | None]:
+    """How well clients that join late were served at the last evaluation before their first round."""
+    before = [line for line in lines if line["round"] < late.first and "joining_loss" in line]
+    found = before[-1] if before else {}
+    return {f"cold_start_{what}": found.get(f"joining_{what}") for what in ("accuracy", "loss")}
 
 
 def group_accuracies(evaluation: Evaluation, data: FederatedData) -> dict[str, Any]:
@@ -266,6 +308,13 @@ def group_accuracies(evaluation: Evaluation, data: FederatedData) -> dict[str, A
         found[group.source] = evaluation.personalized.of(own).accuracy
     tested = [accuracy for accuracy in found.values() if accuracy is not None]
     return {"group_mean_accuracy": sum(tested) / len(tested) if tested else None, "group_accuracies": found}
+
+
+def metrics(data: FederatedData) -> dict[str, Any]:
+    """Of detectors: which mean average precision their accuracy is, of all or of each group."""
+    if not data.detection:
+        return {}
+    return {"metric": {group.source: group.metric for group in data.groups} if data.groups else data.metric}
 
 
 def finite(value: float | None) -> float | None:
@@ -286,6 +335,7 @@ def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict
         "clients": built.data.clients,
         **accuracies(last.evaluation, built.data.regression),
         **group_accuracies(last.evaluation, built.data),
+        **metrics(built.data),
         "training_loss": finite(last.loss),
         "bytes_up": totals.bytes_up,
         "bytes_down": totals.bytes_down,
@@ -298,17 +348,25 @@ def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict
     }
 
 
-def write_clients(path: Path, data: FederatedData, evaluation: Evaluation) -> None:
-    """A row a client: its sizes, and how well it is served."""
+def write_clients(path: Path, data: FederatedData, evaluation: Evaluation, late: Latecomers) -> None:
+    """A row a client: its sizes, how well it is served, and its first round.
+
+    A run that reached its target may end before some clients join: they never trained, and are new.
+    """
+    waiting = late.clients - set(evaluation.personalized.clients)
+    strangers = [evaluation.new, evaluation.joining.of(set(waiting)) if evaluation.joining else None]
+    first = dict.fromkeys(data.new_clients, "") | dict.fromkeys(late.clients, str(late.first))
     common = {} if evaluation.common is None else dict(_rows(evaluation.common))
     with whole_file(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", "new", "train", "validation", "test", "accuracy", "loss", "global_accuracy"])
-        for new, scores in ((0, evaluation.personalized), (1, evaluation.new)):
+        columns = ["client", "new", "train", "validation", "test", "accuracy", "loss", "global_accuracy", "joined"]
+        writer.writerow(columns)
+        for new, scores in ((0, evaluation.personalized), *((1, found) for found in strangers)):
             for client, (accuracy, loss) in _rows(scores) if scores else ():
                 sizes = [len(data.rows(split).of(client)) for split in ("train", "validation", "test")]
                 shared = "" if client not in common or data.regression else common[client][0]
-                writer.writerow([data.names[client], new, *sizes, "" if data.regression else accuracy, loss, shared])
+                served = ["" if data.regression else accuracy, loss, shared]
+                writer.writerow([data.names[client], new, *sizes, *served, first.get(client, "1")])
 
 
 def _rows(scores: ClientScores) -> list[tuple[int, tuple[float | str, float | str]]]:
@@ -341,7 +399,7 @@ def clear(folder: Path) -> None:
     """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
     for part in (CHECKPOINTS, EXPORTS):
         shutil.rmtree(folder / part, ignore_errors=True)
-    for name in (ROUNDS, MEASURES, CLIENTS, SUMMARY, PARTITION, CONFIG):
+    for name in (ROUNDS, MEASURES, NOTES, CLIENTS, SUMMARY, PARTITION, CONFIG):
         (folder / name).unlink(missing_ok=True)
 
 

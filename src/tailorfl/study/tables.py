@@ -4,14 +4,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
+# Of the second table: what its columns are called, and where their figures are in a summary; {} is accuracy or loss.
+PARTICIPANTS = {
+    "cold\nstart": "cold_start_{}",
+    "joined\nlate": "joining_{}",
+    "on training\nrows": "training_accuracy",
+    "out-of-sample\ngap": "out_of_sample_gap",
+    "participation\ngap": "participation_gap",
+}
 
-def summary_table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """One row a method: how well clients are served, what it cost. It fits into 80 columns."""
+
+def summary_table(summaries: Sequence[dict[str, Any]]) -> RenderableType:
+    """One row a method: how well clients are served, what it cost. It fits into 80 columns.
+
+    Below it, where clients joined late or were tested on training rows, a second one with what belongs to that.
+    """
     regression = all(summary["personalized_accuracy"] is None for summary in summaries)
+    served, further = _served_table(summaries, regression), _participants_table(summaries, regression)
+    return Group(served, "", further) if further else served
+
+
+def _served_table(summaries: Sequence[dict[str, Any]], regression: bool) -> Table:
     unit = largest_unit([summary[key] for summary in summaries for key in ("bytes_up", "bytes_down")])
     title = f"{summaries[0]['data']}, {summaries[0]['clients']} clients"
     table = _plain_table(title if regression else f"{title}; accuracies in %")
@@ -55,6 +73,22 @@ def _cells(summary: dict[str, Any], summaries: Sequence[dict[str, Any]], regress
 
 def _has_new(summaries: Sequence[dict[str, Any]]) -> bool:
     return any(summary["new_client_loss"] is not None for summary in summaries)
+
+
+def _participants_table(summaries: Sequence[dict[str, Any]], regression: bool) -> Table | None:
+    keys = {name: key.format("loss" if regression else "accuracy") for name, key in PARTICIPANTS.items()}
+    found = {name: [summary.get(key) for summary in summaries] for name, key in keys.items()}
+    there = {name: values for name, values in found.items() if any(value is not None for value in values)}
+    if not there or list(there) == ["participation\ngap"]:  # which can be seen above
+        return None
+    table = _plain_table("participants" + ("; losses" if regression else "; in %"))
+    table.add_column("method", overflow="fold")
+    for name in there:
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = number if regression else percent
+    for summary, *figures in zip(summaries, *there.values(), strict=True):
+        table.add_row(summary["method"], *map(shown, figures))
+    return table
 
 
 def percent(value: float | None) -> str:
