@@ -227,7 +227,7 @@ VOC = Path(os.environ.get("TAILOR_DATA", "nowhere")) / "voc2012_mini" / "VOCdevk
 @pytest.mark.slow
 @pytest.mark.skipif(not VOC.is_dir(), reason="TAILOR_DATA has no voc2012_mini")
 def test_groups_of_two_sizes_learn_real_images_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that cannot learn four photographs by heart is wrong somewhere: boxes, matching, loss, or score."""
+    """A network that cannot learn six photographs by heart is wrong somewhere: boxes, matching, loss, or score."""
     load = building.load_data
 
     def tested_on_training_images(*arguments: Any) -> FederatedData:
@@ -242,14 +242,14 @@ def test_groups_of_two_sizes_learn_real_images_by_heart(tmp_path: Path, monkeypa
     settings = {
         "data": f"voc:{VOC}",
         "groups": [
-            {"name": "small", "clients": 1, "image_size": 256, "samples_per_client": 4},
-            {"name": "large", "clients": 1, "image_size": 512, "samples_per_client": 4},
+            {"name": "small", "clients": 1, "image_size": 256, "samples_per_client": 6},
+            {"name": "large", "clients": 1, "image_size": 512, "samples_per_client": 6},
         ],
         "base_size": 4,
         "clients_per_round": 1.0,
-        "rounds": 7,
+        "rounds": 5,
         "local_epochs": 10,
-        "batch_size": 4,
+        "batch_size": 6,
         "optimizer": "adam",
         "lr": 5e-4,
         "evaluate_every": 0,
