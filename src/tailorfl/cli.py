@@ -167,6 +167,7 @@ def draw(
     picture: Annotated[Path | None, typer.Option("--out", help="A PNG file; by default in the run's folder.")] = None,
     images: Annotated[int, typer.Option("--images", min=1, max=64, help="So many of its test images.")] = 8,
     threshold: Annotated[float, typer.Option("--threshold", min=0, max=1, help="Probability of what is drawn.")] = 0.5,
+    what: Annotated[str | None, typer.Option("--what", help="objects or mixing, where a run has both.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Draw the objects that a client's model finds in its test images, or how a method mixed its layers."""
@@ -175,7 +176,9 @@ def draw(
     from tailorfl.study.picture import draw_detections
 
     _log(quiet=True)
-    mixes = has_mixing(folder)
+    if what not in (None, "objects", "mixing"):
+        raise UserError(f"--what {what}: not known; allowed: objects, mixing")
+    mixes = what == "mixing" if what else has_mixing(folder)
     if picture and picture.is_dir():
         raise UserError(f"--out {picture} is a folder; allowed: the name of a PNG file")
     path = picture or folder / f"{'mixing' if mixes else 'detections'}-{folder_names([client])[0]}.png"

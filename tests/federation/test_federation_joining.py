@@ -181,7 +181,7 @@ def test_the_round_before_the_joining_is_evaluated() -> None:
 
     assert evaluated(evaluate_every=0) == [3, 6]
     assert evaluated(evaluate_every=0, joining_round=2) == [1, 6]
-    assert evaluated(evaluate_every=0, joining_clients=0) == [6]
+    assert evaluated(evaluate_every=0, joining_clients=0, joining_round=None) == [6]
 
 
 def test_late_clients_count_from_their_first_round_on() -> None:

@@ -21,6 +21,7 @@ from tailorfl.methods.mixing import DOWN, OWN, UP, degrees_down, degrees_up, mix
 from tailorfl.methods.pmixfed import PMixFed
 from tailorfl.models.network import Values
 from tailorfl.study.build import Built
+from tailorfl.study.compare import configure_all
 from tailorfl.study.config import configure
 from tailorfl.study.run import Run
 
@@ -185,12 +186,12 @@ def test_gradual_factors_fall_with_the_rounds() -> None:
 def degrees_of(method: PMixFed, round: int, clients: tuple[int, ...], seed: int = 0) -> Tensor:
     network = federation("pmixfed", **EVERYBODY).network
     known = {f"accuracy/{client}": 0.5 for client in range(200)}
-    server = Server(network.initial(), numbers=known, round=round, seed=seed)
+    server = Server(network.initial(), numbers=known, round=round, seed=seed, rounds=30)
     return method.mixed_for(server, clients, network).up
 
 
 def test_random_degrees_belong_to_seed_round_and_client() -> None:
-    method = PMixFed(mix="random", horizon=10)
+    method = PMixFed(mix="random")
     together = degrees_of(method, 3, (0, 1, 2))
     assert torch.equal(degrees_of(method, 3, (1,))[0], together[1])
     for other in (degrees_of(method, 4, (0, 1, 2)), degrees_of(method, 3, (0, 1, 2), seed=1)):
@@ -199,7 +200,7 @@ def test_random_degrees_belong_to_seed_round_and_client() -> None:
 
 
 def test_degrees_of_three_phases_are_extreme_then_even_then_in_between() -> None:
-    method, clients = PMixFed(mix="phases", horizon=30), tuple(range(200))
+    method, clients = PMixFed(mix="phases"), tuple(range(200))
     spread = [degrees_of(method, round, clients).std().item() for round in (1, 10, 11, 20, 21, 30)]
     beta = [math.sqrt(1 / (4 * (2 * a + 1))) for a in (0.1, 0.1, 100, 100, 10, 10)]  # deviation of Beta(a, a)
     assert spread == pytest.approx(beta, rel=0.15)
@@ -260,6 +261,55 @@ def test_only_the_head_stays_away_with_a_fixed_factor() -> None:
     assert built.loop.round(2).bytes_down == 6 * (body + 2 * 3 * 8)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mix": "random", "negligible": 0.3},
+        {"mix": "phases", "rounds": 5},
+        {"overall": "global", "lr": 0.2, "local_epochs": 3, "rounds": 5},
+        {"negligible": 0.45, "lr": 0.2},
+    ],
+)
+def test_what_is_sent_and_learned_does_not_depend_on_who_is_computed_together(settings: dict[str, Any]) -> None:
+    found = []
+    for size in (1, 6):
+        built = federation("pmixfed", **{**EVERYBODY, **settings}, stack_size=size, precision="float64")
+        records = run(built)
+        found.append((built.server.values, [(r.bytes_down, r.bytes_up) for r in records], [r.notes for r in records]))
+    close(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    for one, other in zip(found[0][2], found[1][2], strict=True):
+        assert {client: pytest.approx(note, nan_ok=True) for client, note in one.items()} == other
+
+
+def test_who_keeps_all_of_a_layer_votes_for_what_it_was() -> None:
+    """With degrees of 1 for one of two clients, the layer moves half of the way that the other goes."""
+    built = federation("pmixfed", clients=2, clients_per_round=2, network_options={"hidden": [8]}, mix="fixed", mu=0.5)
+    before = built.network.initial()
+    original = PMixFed.mixed_for
+
+    def one_sided(self: PMixFed, server: Server, clients: Any, network: Any) -> Any:
+        mix = original(self, server, clients, network)
+        up = torch.stack(
+            [torch.full_like(row, float(client == 0)) for client, row in zip(clients, mix.up, strict=True)]
+        )
+        return replace(mix, up=up)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PMixFed, "mixed_for", one_sided)
+        record = built.loop.round(1)
+    weight = built.data.train.counts[1] / built.data.train.counts.sum()
+    trained = own_model(built, 1)
+    close(built.server.values, {n: before[n] + weight * (trained[n] - before[n]) for n in before})
+    assert record.bytes_up == 4 * built.network.size() + 2 * 2 * 8  # one model, and the reports of both
+
+
+def test_the_configuration_of_a_run_says_nothing_of_its_length() -> None:
+    assert configure("pmixfed", SMALL).flat()["horizon"] is None
+    built = federation("pmixfed", **EVERYBODY, mix="gradual", rounds=4, horizon=8)
+    assert [record.notes[0]["mu_down"] for record in run(built)] == pytest.approx([1, 0.875, 0.75, 0.625])
+
+
 def test_negligible_degrees_are_none() -> None:
     built = federation("pmixfed", **FIXED, mu=0.04, negligible=0.05)
     built.loop.round(1)
@@ -273,6 +323,19 @@ def test_a_client_without_validation_data_has_the_factor_of_an_average_one() -> 
     records = run(built)
     assert all(note["mu_down"] == 0.5 for record in records for note in record.notes.values())
     assert all(math.isnan(note["accuracy"]) for record in records for note in record.notes.values())
+
+
+def test_a_comparison_holds_out_the_same_rows_for_all() -> None:
+    configs = configure_all(["fedavg", "pmixfed"], {"data": "digits", "clients": 4})
+    assert [config.experiment.validation_fraction for config in configs] == [0.1, 0.1]
+    given = configure_all(["fedavg", "pmixfed"], {"data": "digits", "validation_fraction": 0})
+    assert [config.experiment.validation_fraction for config in given] == [0, 0]
+
+
+def test_no_validation_data_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        federation("pmixfed", validation_fraction=0.0)
+    assert "every client counts as an average one" in caplog.text
 
 
 def test_accuracies_come_from_held_out_data_unless_it_is_told_otherwise() -> None:

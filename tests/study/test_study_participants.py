@@ -161,7 +161,7 @@ def test_in_groups_clients_of_each_join_late(tmp_path: Path) -> None:
         ({"joining_clients": 2}, "joining_clients=2: when they join is missing; allowed: a joining_round from 2 to 3"),
         ({"joining_clients": 2, "joining_round": 1}, "joining_round=1: allowed are rounds 2 to 3"),
         ({"joining_clients": 2, "joining_round": 4}, "joining_round=4: allowed are rounds 2 to 3"),
-        ({"joining_round": 4}, "joining_round=4: allowed are rounds 2 to 3"),
+        ({"joining_round": 2}, "joining_round=2: nobody joins then; allowed: it and joining_clients of 1 or more"),
         ({"joining_clients": 2, "joining_round": 1, "rounds": 1}, "rounds=1: clients cannot join later; allowed: 2"),
         ({"joining_clients": 5, "joining_round": 2}, "joining_clients=5 of 5 clients; allowed: 0 to 4, so that"),
         ({"joining_clients": -1, "joining_round": 2}, "joining_clients=-1 of 5 clients; allowed: 0 to 4"),

@@ -71,11 +71,12 @@ class Server:
     samples: int = 0  # for training, of all clients together
     share: float = 1.0  # of the clients that takes part in this round, on average
     seed: int = 0  # of the experiment
+    rounds: int = 1  # of the experiment
     notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what a method writes down of clients, this round
 
     def restore(self, saved: "Server") -> None:
         """Become what was saved."""
-        vars(self).update(vars(replace(saved, seed=self.seed)))
+        vars(self).update(vars(replace(saved, seed=self.seed, rounds=self.rounds)))
 
     def hand_out(self, client: int) -> int:
         """Let a client have all of the archive; the size of what it lacked."""

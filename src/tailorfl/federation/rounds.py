@@ -171,7 +171,7 @@ class RoundLoop:
         total, samples = 0.0, 0
         for answers in self.federation.train(record.number, record.selected, message):
             record.answered += answers.clients
-            record.bytes_up += answers.bytes
+            record.bytes_up += self.method.answered(self.server, answers, self.network)
             total += float((answers.loss.double().cpu() * answers.samples).sum())
             samples += int(answers.samples.sum())
             yield answers

@@ -141,6 +141,10 @@ class Method(LocalTraining):
         """Bytes of what clients receive for themselves, all together."""
         return sum(tensor.nbytes for tensor in own.values())
 
+    def answered(self, server: Server, answers: Answers, network: Network) -> int:
+        """Bytes of what these clients sent, all together."""
+        return answers.bytes
+
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         """Put the clients' answers together. ``answers`` is consumed as they arrive."""
         averaged = average(answers, server.values, self.aggregation)

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ Rule = Literal["none", "sigmoid", "fixed", "gradual", "random", "phases"]
 OWN = "own/"  # prefix of a client's own layers in its memory
 DOWN, UP = "mix/down", "mix/up"  # the degrees of the global layers, on broadcast and aggregation: [clients, layers]
 ACCURACY, GLOBAL = "mix/accuracy", "mix/global accuracy"  # what a client reports of its own and of the global model
+ABSENT = -1.0  # in place of a degree on aggregation: the server has no such layer
 UNKNOWN = -1.0  # no accuracy; what is not finite would count as a model that diverged
 PHASES = (0.1, 100.0, 10.0)  # of Beta(a, a), in each third of the rounds (the paper's equation 14)
 
@@ -71,7 +72,9 @@ class Mix:
         """What is written down of one client."""
         found = {"mu_down": float(self.mu_down[row]), "mu_up": float(self.mu_up[row])}
         for way, degrees in (("down", self.down), ("up", self.up)):
-            found |= {f"{way}_{place}": degree for place, degree in enumerate(degrees[row].tolist(), start=1)}
+            # A layer that takes no part stays as it was on both sides.
+            shown = torch.where(degrees[row] == ABSENT, 1.0, degrees[row])
+            found |= {f"{way}_{place}": degree for place, degree in enumerate(shown.tolist(), start=1)}
         return found
 
 
@@ -102,9 +105,6 @@ class LayerMixing(Method):
     @abstractmethod
     def train_alone(self, clients: Cohort, received: Message) -> Values:
         """A client's part of a round on the layers of ``received.tensors``; these, trained."""
-
-    def completed(self, rounds: int) -> Self:
-        return self if self.horizon or self.mix == "none" else self.model_copy(update={"horizon": rounds})
 
     def holds_out(self) -> bool:
         return self.mix == "sigmoid" and self.accuracy_on == "validation"
@@ -141,7 +141,7 @@ class LayerMixing(Method):
     def mixed_for(self, server: Server, clients: Sequence[int], network: Network) -> Mix:
         """The mix of these clients in the round that is under way. Who never trained has nothing to mix with."""
         layers, known = len(network.layers), [_accuracy_of(client) in server.numbers for client in clients]
-        progress = server.round / (self.horizon or 1)
+        progress = server.round / self._horizon(server)
         mu_down, mu_up = self._factors(server, clients, progress)
         down, up = degrees_down(mu_down, layers, self.mix_head), degrees_up(mu_up, layers)
         if self.mix in ("random", "phases"):
@@ -152,12 +152,15 @@ class LayerMixing(Method):
         down = torch.where(torch.tensor(known, dtype=torch.bool)[:, None], down, 1.0)
         alike = torch.tensor([self._matches(server, layer, network) for layer in network.layers])
         # A layer that only one side has takes no part: nothing of it comes down, and nothing of it goes up.
-        return Mix(mu_down, self._rounded(down) * alike, mu_up, torch.where(alike, self._rounded(up), 1.0))
+        return Mix(mu_down, self._rounded(down) * alike, mu_up, torch.where(alike, self._rounded(up), ABSENT))
+
+    def _horizon(self, server: Server) -> int:
+        return self.horizon or server.rounds
 
     def _factors(self, server: Server, clients: Sequence[int], progress: float) -> tuple[Tensor, Tensor]:
         count = len(clients)
         if self.mix == "gradual":
-            mu = torch.full((count,), max(0.0, 1 - (server.round - 1) / (self.horizon or 1)), dtype=torch.float64)
+            mu = torch.full((count,), max(0.0, 1 - (server.round - 1) / self._horizon(server)), dtype=torch.float64)
             return mu, mu
         if self.mix != "sigmoid":
             mu = torch.full((count,), self.mu, dtype=torch.float64)
@@ -165,8 +168,8 @@ class LayerMixing(Method):
         own = [server.numbers.get(_accuracy_of(client), math.nan) for client in clients]
         before = server.numbers.get("global" if self.overall == "global" else "clients", math.nan)
         down = mix_factor(relative(torch.tensor(own, dtype=torch.float64), before), progress, self.exponent)
-        known = server.numbers.get("global", 0.0)  # before the first round the global model knows nothing
-        up = mix_factor(torch.full((count,), known, dtype=torch.float64), progress, self.exponent)
+        known = torch.full((count,), server.numbers.get("global", math.nan), dtype=torch.float64)
+        up = mix_factor(known, progress, self.exponent)
         return down, up
 
     def _drawn(self, server: Server, clients: Sequence[int], layers: int, way: str, progress: float) -> Tensor:
@@ -211,9 +214,26 @@ class LayerMixing(Method):
         down, total = own[DOWN], own[DOWN].nbytes + own[UP].nbytes
         for place, layer in enumerate(network.layers):
             names = [name for name in layer.names if name in own]
-            tested = self.mix == "sigmoid" and place == len(network.layers) - 1
-            clients = len(down) if tested else int((down[:, place] > 0).sum())
-            total += clients * sum(own[name][0].nbytes for name in names)
+            wanted = down[:, place] > 0
+            if self.mix == "sigmoid" and place == len(network.layers) - 1:
+                wanted = wanted | self._tests(down, network)
+            total += int(wanted.sum()) * sum(own[name][0].nbytes for name in names)
+        return total
+
+    def _tests(self, down: Tensor, network: Network) -> Tensor:
+        """Who is sent all shared layers below the head, and so can test the global model: booleans [clients]."""
+        below = [place for place, layer in enumerate(network.layers[:-1]) if self._shared(layer, network)]
+        return (down[:, below] > 0).all(1)
+
+    def answered(self, server: Server, answers: Answers, network: Network) -> int:
+        """Layers of which nothing enters the global model need not be sent."""
+        if self.mix == "none" or not answers.clients:
+            return super().answered(server, answers, network)
+        up, total = self.mixed_for(server, answers.clients, network).up, 0
+        place_of = {name: place for place, layer in enumerate(network.layers) for name in layer.names}
+        for name, stack in answers.tensors.items():
+            senders = int((up[:, place_of[name]] < 1).sum()) if name in place_of else len(stack)
+            total += senders * stack[0].nbytes
         return total
 
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
@@ -268,11 +288,11 @@ class LayerMixing(Method):
         for name, tensor in trained.items():
             clients.memory[OWN + name].copy_(tensor)
         reports = {ACCURACY: self._accuracy(clients), GLOBAL: self._accuracy_of_global(clients, received)}
-        return self._wanted(clients.network, trained, received.own[UP]) | reports
+        return self._known_to_server(clients.network, trained, received.own[UP]) | reports
 
-    def _wanted(self, network: Network, trained: Values, up: Tensor) -> Values:
-        """The layers of which something enters the global model."""
-        places = [layer for place, layer in enumerate(network.layers) if (up[:, place] < 1).any()]
+    def _known_to_server(self, network: Network, trained: Values, up: Tensor) -> Values:
+        """The layers that the server has too; who sends nothing of one, by its degree, votes for what is there."""
+        places = [layer for place, layer in enumerate(network.layers) if (up[:, place] != ABSENT).all()]
         return {name: trained[name] for layer in places for name in layer.names if name in trained}
 
     def _accuracy(self, clients: Cohort) -> Tensor:
@@ -283,12 +303,13 @@ class LayerMixing(Method):
         return torch.where(scores.samples > 0, scores.correct.double() / scores.samples.clamp(min=1), UNKNOWN)
 
     def _accuracy_of_global(self, clients: Cohort, received: Message) -> Tensor:
-        """Of the model that the server sent, where it sent all of what is shared."""
+        """Of the model that the server sent, for those to whom it sent all of what is shared."""
         common = {name: received.own.get(name) for name in self.shared(clients.network)}
-        if self.mix != "sigmoid" or any(tensor is None for tensor in common.values()):
+        if self.mix != "sigmoid" or not common or any(tensor is None for tensor in common.values()):
             return _unknown(clients)
         values = {name: tensor.contiguous() for name, tensor in common.items() if tensor is not None}
-        return self._accuracy(replace(clients, values={**clients.values, **values}))
+        found = self._accuracy(replace(clients, values={**clients.values, **values}))
+        return torch.where(self._tests(received.own[DOWN], clients.network), found, UNKNOWN)
 
 
 def _unknown(clients: Cohort) -> Tensor:

@@ -93,7 +93,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     federation = InProcess(
         config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks
     )
-    server = replace(config.method.start(network), seed=experiment.seed)
+    server = replace(config.method.start(network), seed=experiment.seed, rounds=experiment.rounds)
     loop = RoundLoop(
         method=config.method,
         network=network,
@@ -116,6 +116,9 @@ def _check_task(config: Config, data: FederatedData) -> None:
     if config.method.classes_only and (data.regression or data.detection):
         targets = "objects in images" if data.detection else "numbers"
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are {targets}")
+    if config.method.holds_out() and (data.regression or not config.experiment.validation_fraction):
+        why = "a regression has no accuracy" if data.regression else "there is no validation data"
+        log.warning("%s: %s, so that every client counts as an average one", config.method_name, why)
     if data.detection and not config.method.detectors:
         raise UserError(f"{config.method_name} cannot train detectors, and {data.source} has objects in images")
     if config.method.own_classes and data.detection:

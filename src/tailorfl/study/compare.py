@@ -1,6 +1,7 @@
 """Several methods on the same federation: the same data, partition, initial weights and sequence of clients."""
 
 import csv
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tailorfl.study.run import ROUNDS, read_lines
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
 
+log = logging.getLogger(__name__)
+
 
 def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Config]:
     """A configuration for each method; a key that only some of the methods have reaches those."""
@@ -26,6 +29,10 @@ def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Con
     for name, kind in kinds.items():
         skipped = known - set(Experiment.model_fields) - set(kind.model_fields)
         configs.append(configure(name, {key: value for key, value in settings.items() if key not in skipped}))
+    held_out = {config.experiment.validation_fraction for config in configs}
+    if len(held_out) > 1:  # some methods ask for validation data; all are to train on the same rows
+        log.info("validation_fraction=%g for all methods, since one of them needs it", max(held_out))
+        return configure_all(names, {**settings, "validation_fraction": max(held_out)})
     return configs
 
 

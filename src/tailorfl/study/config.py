@@ -199,6 +199,8 @@ def _check_together(experiment: Experiment) -> None:
 
 def _check_joining(experiment: Experiment) -> None:
     first, rounds = experiment.joining_round, experiment.rounds
+    if not experiment.joining_clients:
+        raise UserError(f"joining_round={first}: nobody joins then; allowed: it and joining_clients of 1 or more")
     if rounds < 2:
         raise UserError(f"rounds={rounds}: clients cannot join later; allowed: 2 or more with joining_clients")
     if first is None:

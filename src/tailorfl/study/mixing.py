@@ -60,6 +60,8 @@ def frozen_layers(notes: Notes) -> dict[int, float]:
 def draw_mixing(folder: Path, client: str, out: Path) -> None:
     """The degrees of one client, the mix factors of all, and the layers that did not travel."""
     _, names = read_run(folder)
+    if not has_mixing(folder):
+        raise UserError(f"{folder} mixed no layers; allowed: a run of pmixfed, or of fedalt or fedsim with mix")
     if client == EVERYONE:
         raise UserError(f"a picture is of one client; allowed: {', '.join(names[:4])}, ...")
     [number] = chosen(client, names, folder)

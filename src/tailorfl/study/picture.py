@@ -32,7 +32,9 @@ def draw_detections(
     [number] = chosen(client, names, folder)
     run = restored(folder, config, data_dir)
     if not run.built.data.detection:
-        raise UserError(f"{folder} has no objects to draw; allowed: a run on images with objects (voc:PATH)")
+        raise UserError(
+            f"{folder} has no objects to draw; allowed: a run on images with objects, or one that mixes layers"
+        )
     [cohort] = run.served([number])
     rows = cohort.data.test.of(number)[:images]
     if not len(rows):
