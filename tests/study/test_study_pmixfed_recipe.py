@@ -59,7 +59,7 @@ def test_the_rows_of_figure_4_differ_in_mixing_alone() -> None:
             plain, mixed = found[row, column], found[f"{row}-mixed", column]
             assert plain.experiment == mixed.experiment
             differing = {key for key, value in mixed.method if value != getattr(plain.method, key)}
-            assert differing == {"mix", "horizon"}
+            assert differing == {"mix"}
             assert (getattr(plain.method, "mix", ""), getattr(mixed.method, "mix", "")) == ("none", "sigmoid")
 
 
