@@ -172,13 +172,13 @@ def draw(
 ) -> None:
     """Draw the objects that a client's model finds in its test images, or how a method mixed its layers."""
     from tailorfl.study.export import folder_names
-    from tailorfl.study.mixing import draw_mixing, has_mixing
+    from tailorfl.study.mixing import draw_mixing, has_mixing, read_notes
     from tailorfl.study.picture import draw_detections
 
     _log(quiet=True)
     if what not in (None, "objects", "mixing"):
         raise UserError(f"--what {what}: not known; allowed: objects, mixing")
-    mixes = what == "mixing" if what else has_mixing(folder)
+    mixes = what == "mixing" if what else has_mixing(read_notes(folder))
     if picture and picture.is_dir():
         raise UserError(f"--out {picture} is a folder; allowed: the name of a PNG file")
     path = picture or folder / f"{'mixing' if mixes else 'detections'}-{folder_names([client])[0]}.png"

@@ -52,4 +52,4 @@ def test_who_is_not_there_is_not_drawn(mixed: Path, tmp_path: Path) -> None:
 
 def test_other_runs_have_no_mixing(tmp_path: Path) -> None:
     execute(tmp_path / "run", "fedavg")
-    assert not has_mixing(tmp_path / "run")
+    assert not has_mixing(read_notes(tmp_path / "run"))

@@ -168,10 +168,9 @@ def _useful(source: Source, classes: tuple[int, ...]) -> np.ndarray:
 def _restricted(source: Source, train: np.ndarray, classes: tuple[int, ...]) -> Source:
     """Some training rows, and the test rows of some classes, with these classes numbered anew."""
     number = _numbers(source, classes)
-    useful = _useful(source, classes)
-    if len(classes) == len(source.classes):
-        useful[:] = True  # also images without an object: in them nothing should be found
-    tests = source.train_size + np.flatnonzero(useful[source.train_size :])
+    tests = np.arange(source.train_size, len(source.inputs))
+    if len(classes) < len(source.classes):  # else images without an object stay: in them nothing should be found
+        tests = tests[_useful(source, classes)[source.train_size :]]
     rows = torch.from_numpy(np.concatenate([train, tests]))
     return replace(
         source,

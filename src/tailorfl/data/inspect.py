@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import import_extra
+from tailorfl.data.extras import picture
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.data.objects import there
 
@@ -88,26 +87,20 @@ def _groups(counts: np.ndarray, most: int) -> list[np.ndarray]:
 
 def draw_counts(data: FederatedData, path: Path, split: Split = "train") -> None:
     """The clients-by-classes picture as a PNG file: clients along, classes upright, darker is more."""
-    purpose = "drawing a picture"
-    figure_module = import_extra("matplotlib.figure", "plot", purpose)
-    canvas = import_extra("matplotlib.backends.backend_agg", "plot", purpose).FigureCanvasAgg
     counts = data.label_counts(split).numpy()
     clients, classes = counts.shape
     size = (np.clip(0.28 * clients + 2.5, 6, 16), np.clip(0.28 * classes + 1.6, 2.4, 12))
-    figure = figure_module.Figure(figsize=size, dpi=150, layout="constrained")
-    canvas(figure)
-    axes = figure.add_subplot()
-    image = axes.imshow(
-        counts.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=max(counts.max(), 1)
-    )
-    figure.colorbar(image, ax=axes, label="samples", pad=0.01)
-    axes.set_title(f"{data.source}: {split} samples of {clients:,} clients", loc="left", fontsize=10)
-    _name_axis(axes, "x", "client", data.names)
-    _name_axis(axes, "y", "class", data.classes or ("all",))
-    if counts.size <= NUMBERED_CELLS:
-        _write_numbers(axes, counts)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with picture(path, size) as figure:
+        axes = figure.add_subplot()
+        image = axes.imshow(
+            counts.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=max(counts.max(), 1)
+        )
+        figure.colorbar(image, ax=axes, label="samples", pad=0.01)
+        axes.set_title(f"{data.source}: {split} samples of {clients:,} clients", loc="left", fontsize=10)
+        _name_axis(axes, "x", "client", data.names)
+        _name_axis(axes, "y", "class", data.classes or ("all",))
+        if counts.size <= NUMBERED_CELLS:
+            _write_numbers(axes, counts)
 
 
 def _name_axis(axes: Any, axis: str, title: str, names: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.extras import import_extra
+from tailorfl.data.objects import counting, there
 from tailorfl.detection.boxes import overlaps
 
 Numbers = npt.NDArray[np.float64]
@@ -31,9 +32,9 @@ def voc07(found: Sequence[Tensor], truth: Sequence[Tensor], classes: int, overla
     tables = [_judged(_table(f), _objects(t), overlap) for f, t in zip(found, truth, strict=True)]
     judged = np.concatenate([np.zeros((0, 3)), *tables])
     judged = judged[np.argsort(-judged[:, 1], kind="stable")]
-    counting = np.concatenate([np.zeros(0), *(_counting(_objects(t)) for t in truth)])
-    numbers = [number for number in range(classes) if number in counting]
-    precisions = [_average_precision(judged[judged[:, 0] == n, 2], int((counting == n).sum())) for n in numbers]
+    wanted = np.concatenate([np.zeros(0), *(_counting(_objects(t)) for t in truth)])
+    numbers = [number for number in range(classes) if number in wanted]
+    precisions = [_average_precision(judged[judged[:, 0] == n, 2], int((wanted == n).sum())) for n in numbers]
     return sum(precisions) / len(precisions) if precisions else math.nan
 
 
@@ -44,12 +45,12 @@ def _table(tensor: Tensor) -> Tensor:
 def _objects(truth: Tensor) -> Tensor:
     """The rows that are no padding."""
     truth = _table(truth)
-    return truth[truth[:, 0] >= 0]
+    return truth[there(truth)]
 
 
 def _counting(objects: Tensor) -> Numbers:
     """The classes of the objects that are not ignored."""
-    found: Numbers = objects[objects[:, 5] == 0, 0].numpy()
+    found: Numbers = objects[counting(objects), 0].numpy()
     return found
 
 

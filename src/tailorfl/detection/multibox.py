@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tailorfl.data.objects import counting
 from tailorfl.detection.boxes import encode, overlaps
 
 MATCHED = 0.5  # overlap from which an anchor is to find an object
@@ -23,7 +24,7 @@ def match(targets: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     own, however little it overlaps it.
     """
     boxes = targets[..., 1:5]
-    there = (targets[..., 0] >= 0) & (targets[..., 5] == 0) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    there = counting(targets) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
     near = torch.where(there[..., None], overlaps(boxes, anchors), -1.0)  # [..., N, A]
     most, which = near.max(dim=-2)
     owner = _owners(near, there)

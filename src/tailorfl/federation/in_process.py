@@ -162,5 +162,5 @@ def _finite(tensors: Iterable[Tensor], clients: int) -> list[bool]:
     healthy: Tensor | None = None
     for tensor in tensors:
         row = tensor.reshape(clients, -1).sum(1).isfinite()  # one pass; what is not finite makes the sum so
-        healthy = row if healthy is None else healthy & row
+        healthy = row if healthy is None else healthy & row.to(healthy.device)  # what is measured is not on a GPU
     return [True] * clients if healthy is None else healthy.tolist()

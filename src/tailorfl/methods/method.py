@@ -14,7 +14,7 @@ from tailorfl.cohort.local import LocalTraining
 from tailorfl.exchange.aggregation import Weighing, average
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import ServerOptimizer, server_step
-from tailorfl.models.network import Layer, Network, Values
+from tailorfl.models.network import Layer, Network, Values, named_tensors
 from tailorfl.models.own_classes import OwnClasses
 from tailorfl.models.scaling import Scaling, Size
 
@@ -208,7 +208,7 @@ class Method(LocalTraining):
     def network_with_values(self, clients: Cohort) -> nn.Module:
         """The network of a cohort of one with the client's own tensors."""
         module = copy.deepcopy(clients.network.module).eval()
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = named_tensors(module)
         with torch.no_grad():
             for name, value in clients.values.items():
                 tensors[name].copy_(value[0])

@@ -14,7 +14,7 @@ from torch import Tensor
 from tailorfl.cohort import Cohort
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.methods.method import Method
-from tailorfl.models.network import Layer, Network, Values
+from tailorfl.models.network import Network, Values, named_tensors
 from tailorfl.seeding import generator
 
 Rule = Literal["none", "sigmoid", "fixed", "gradual", "random", "phases"]
@@ -40,8 +40,7 @@ def relative(accuracy: Tensor, overall: float) -> Tensor:
     """A client's accuracy over that of all; 1 where either is not known, or where both are zero."""
     if math.isnan(overall):
         return torch.full_like(accuracy, math.nan)
-    ratio = accuracy / overall if overall > 0 else torch.where(accuracy > 0, math.inf, accuracy + 1)
-    return ratio
+    return accuracy / overall if overall > 0 else torch.where(accuracy > 0, math.inf, accuracy + 1)
 
 
 def degrees_down(mu: Tensor, layers: int, head: bool = False) -> Tensor:
@@ -150,7 +149,7 @@ class LayerMixing(Method):
                 down[:, -1] = 0  # the head is the client's own, however degrees are found
             mu_down, mu_up = torch.full_like(mu_down, math.nan), torch.full_like(mu_up, math.nan)
         down = torch.where(torch.tensor(known, dtype=torch.bool)[:, None], down, 1.0)
-        alike = torch.tensor([self._matches(server, layer, network) for layer in network.layers])
+        alike = torch.tensor(self._alike(server, network))
         # A layer that only one side has takes no part: nothing of it comes down, and nothing of it goes up.
         return Mix(mu_down, self._rounded(down) * alike, mu_up, torch.where(alike, self._rounded(up), ABSENT))
 
@@ -181,31 +180,28 @@ class LayerMixing(Method):
         degrees = torch.where(degrees <= self.negligible, 0.0, degrees)
         return torch.where(degrees >= 1 - self.negligible, 1.0, degrees)
 
-    def _matches(self, server: Server, layer: Layer, network: Network) -> bool:
-        """Whether the server has this layer too, in the same form."""
-        module = network.module
-        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        names = self._shared(layer, network)
-        return bool(names) and all(n in server.values and server.values[n].shape == own[n].shape for n in names)
+    def _alike(self, server: Server, network: Network) -> list[bool]:
+        """Of each layer, whether something of it is shared and the server has it too, in the same form."""
+        own, common = named_tensors(network.module), server.values
+        return [
+            bool(names) and all(name in common and common[name].shape == own[name].shape for name in names)
+            for names in self._by_layer(network)
+        ]
 
-    def _shared(self, layer: Layer, network: Network) -> list[str]:
+    def _by_layer(self, network: Network) -> list[list[str]]:
+        """The shared tensors of each layer, from the base on."""
         chosen = set(self.shared(network))
-        return [name for name in layer.names if name in chosen]
+        return [[name for name in layer.names if name in chosen] for layer in network.layers]
 
     def _sent(self, server: Server, mix: Mix, network: Network) -> Values:
         """The layers that some of these clients mix in, with their degrees; and the head, to be tested with."""
-        down = mix.down
-        found: Values = {DOWN: down, UP: mix.up}
-        for place, layer in enumerate(network.layers):
-            if down[:, place].any() or self._tested(place, layer, server, network):
-                for name in self._shared(layer, network):
-                    tensor = server.values[name]
-                    found[name] = tensor.expand(len(down), *tensor.shape)
-        return found
-
-    def _tested(self, place: int, layer: Layer, server: Server, network: Network) -> bool:
-        """The head travels where clients report how good the global model is, though none of it is mixed in."""
-        return self.mix == "sigmoid" and place == len(network.layers) - 1 and self._matches(server, layer, network)
+        wanted = mix.down > 0
+        if self.mix == "sigmoid":  # clients report how good the global model is, though none of its head is mixed in
+            wanted[:, -1] |= mix.up[:, -1] != ABSENT
+        sent = (names for names, some in zip(self._by_layer(network), wanted.any(0), strict=True) if some)
+        tensors = {name: server.values[name] for names in sent for name in names}
+        copies = {name: tensor.expand(len(wanted), *tensor.shape) for name, tensor in tensors.items()}
+        return {DOWN: mix.down, UP: mix.up, **copies}
 
     def weight(self, own: Values, network: Network) -> int:
         """Each client is sent the layers that it mixes in itself."""
@@ -222,7 +218,7 @@ class LayerMixing(Method):
 
     def _tests(self, down: Tensor, network: Network) -> Tensor:
         """Who is sent all shared layers below the head, and so can test the global model: booleans [clients]."""
-        below = [place for place, layer in enumerate(network.layers[:-1]) if self._shared(layer, network)]
+        below = [place for place, names in enumerate(self._by_layer(network)[:-1]) if names]
         return (down[:, below] > 0).all(1)
 
     def answered(self, server: Server, answers: Answers, network: Network) -> int:
@@ -230,7 +226,7 @@ class LayerMixing(Method):
         if self.mix == "none" or not answers.clients:
             return super().answered(server, answers, network)
         up, total = self.mixed_for(server, answers.clients, network).up, 0
-        place_of = {name: place for place, layer in enumerate(network.layers) for name in layer.names}
+        place_of = _places(network)
         for name, stack in answers.tensors.items():
             senders = int((up[:, place_of[name]] < 1).sum()) if name in place_of else len(stack)
             total += senders * stack[0].nbytes
@@ -254,7 +250,7 @@ class LayerMixing(Method):
         self, server: Server, answers: Iterable[Answers], network: Network, reports: dict[int, tuple[float, float]]
     ) -> Iterator[Answers]:
         """Answers as they are averaged: what clients trained, mixed with what the server has."""
-        place_of = {name: place for place, layer in enumerate(network.layers) for name in layer.names}
+        place_of = _places(network)
         for answer in answers:
             tensors = dict(answer.tensors)
             told = zip(*(map(_known, tensors.pop(name).tolist()) for name in (ACCURACY, GLOBAL)), strict=True)
@@ -274,8 +270,8 @@ class LayerMixing(Method):
 
     def _mixed_down(self, clients: Cohort, received: Message) -> Values:
         found: Values = {}
-        for place, layer in enumerate(clients.network.layers):
-            for name in self._shared(layer, clients.network):
+        for place, names in enumerate(self._by_layer(clients.network)):
+            for name in names:
                 own = clients.memory[OWN + name]
                 common = received.own.get(name)
                 found[name] = own if common is None else mixed(own, common, received.own[DOWN][:, place])
@@ -310,6 +306,11 @@ class LayerMixing(Method):
         values = {name: tensor.contiguous() for name, tensor in common.items() if tensor is not None}
         found = self._accuracy(replace(clients, values={**clients.values, **values}))
         return torch.where(self._tests(received.own[DOWN], clients.network), found, UNKNOWN)
+
+
+def _places(network: Network) -> dict[str, int]:
+    """The layer of each tensor, counted from the base."""
+    return {name: place for place, layer in enumerate(network.layers) for name in layer.names}
 
 
 def _unknown(clients: Cohort) -> Tensor:

@@ -38,6 +38,11 @@ class _HeadReached(Exception):  # noqa: N818 - nothing went wrong
         self.features = features
 
 
+def named_tensors(module: nn.Module) -> Values:
+    """The parameters and the buffers of a module, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 @dataclass
 class Network:
     """A template that never trains itself: weights always come from outside, for one client or for a stack.
@@ -101,7 +106,7 @@ class Network:
 
     def initial(self) -> Values:
         """The template's weights, copied: what every client and the server start from."""
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        tensors = named_tensors(self.module)
         return {name: tensors[name].detach().clone() for name in self.names}
 
     def size(self, names: Iterable[str] | None = None) -> int:

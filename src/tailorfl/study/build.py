@@ -12,6 +12,7 @@ from torch import nn
 
 from tailorfl.cohort import Engine
 from tailorfl.data import (
+    SOURCES,
     Augmentation,
     FederatedData,
     Group,
@@ -39,7 +40,6 @@ from tailorfl.study.config import Config, Experiment
 log = logging.getLogger(__name__)
 
 DETECTOR = "ssd-resnet18"
-SIZED = ("synthetic", "synthetic-detection", "omniglot", "folder", "voc", "coco", "hf")  # read or made at a size
 SMALLEST_FOR_CNN = 16  # pixels: below, an image is a vector
 
 
@@ -172,7 +172,8 @@ def read_group_source(experiment: Experiment, groups: Sequence[Group], data_dir:
     """A source that groups take their rows from; where it is made or read at some size, at the largest of theirs."""
     alike = [group.image_size for group in groups if group.data == name]
     sizes = [size for size in alike if size]
-    if 0 < len(sizes) < len(alike) and name.partition(":")[0] in SIZED:
+    entry = SOURCES.get(name.partition(":")[0])
+    if 0 < len(sizes) < len(alike) and entry is not None and entry.sized:
         raise UserError(f"groups: some with data={name} have an image_size, some have none; allowed: all, or none")
     options = part(SourceOptions, experiment).model_copy(update={"image_size": max(sizes, default=None)})
     return load_source(name, data_dir, options)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import import_extra
+from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method
 from tailorfl.study.config import Config, Experiment, configure
@@ -68,32 +68,27 @@ STYLES = ("-", "--", ":", "-.")
 
 def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
     """Accuracy (or loss) over rounds, a line a method, and the accuracy a client is served with, sorted."""
-    figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
-    canvas = import_extra("matplotlib.backends.backend_agg", "plot", "drawing a picture").FigureCanvasAgg
     lines = {name: evaluated_rounds(folder) for name, folder in folders.items()}
     regression = all(line[-1]["personalized_accuracy"] is None for line in lines.values())
     key, label = ("personalized_loss", "loss") if regression else ("personalized_accuracy", "personalized accuracy")
-    figure = figures.Figure(figsize=(10, 4), dpi=150, layout="constrained")
-    canvas(figure)
-    rounds, clients = figure.subplots(1, 2)
-    for number, (name, found) in enumerate(lines.items()):
-        style = STYLES[number // COLOURS % len(STYLES)]  # where the colours begin again
-        rounds.plot(
-            [line["round"] for line in found], [line[key] for line in found], style, marker="o", ms=3, label=name
-        )
-        served = _served(folders[name], "loss" if regression else "accuracy")
-        clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, style)
-    rounds.set(xlabel="round", ylabel=label, title="over rounds")
-    rounds.locator_params(axis="x", integer=True)
-    clients.set(xlabel="share of clients, %", ylabel=label, title="each client, sorted")
-    for axes in (rounds, clients):
-        axes.grid(alpha=0.3)
-    if len(lines) <= 4:  # more would hide the curves
-        rounds.legend(frameon=False)
-    else:
-        figure.legend(frameon=False, loc="outside lower center", ncols=8, fontsize="small")
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with picture(path, (10, 4)) as figure:
+        rounds, clients = figure.subplots(1, 2)
+        for number, (name, found) in enumerate(lines.items()):
+            style = STYLES[number // COLOURS % len(STYLES)]  # where the colours begin again
+            rounds.plot(
+                [line["round"] for line in found], [line[key] for line in found], style, marker="o", ms=3, label=name
+            )
+            served = _served(folders[name], "loss" if regression else "accuracy")
+            clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, style)
+        rounds.set(xlabel="round", ylabel=label, title="over rounds")
+        rounds.locator_params(axis="x", integer=True)
+        clients.set(xlabel="share of clients, %", ylabel=label, title="each client, sorted")
+        for axes in (rounds, clients):
+            axes.grid(alpha=0.3)
+        if len(lines) <= 4:  # more would hide the curves
+            rounds.legend(frameon=False)
+        else:
+            figure.legend(frameon=False, loc="outside lower center", ncols=8, fontsize="small")
 
 
 def evaluated_rounds(folder: Path) -> list[dict[str, Any]]:

@@ -147,6 +147,13 @@ def chosen(client: str, names: Sequence[str], folder: Path) -> list[int]:
     return [names.index(client)]
 
 
+def one_client(client: str, names: Sequence[str], folder: Path) -> int:
+    """The client of that name, and not all of them."""
+    if client == EVERYONE:
+        raise UserError(f"a picture is of one client; allowed: {', '.join(names[:NAMES_SHOWN])}")
+    return chosen(client, names, folder)[0]
+
+
 def restored(folder: Path, config: Config, data_dir: Path | None = None) -> Restored:
     """Build a run again, from its folder, as it was after its newest checkpoint."""
     try:

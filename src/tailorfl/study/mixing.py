@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import import_extra
+from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
-from tailorfl.study.export import EVERYONE, chosen, read_run
+from tailorfl.study.export import one_client, read_run
 from tailorfl.study.run import NOTES
 
 Notes = dict[int, dict[str, dict[str, float]]]  # round, client, name
@@ -22,6 +21,8 @@ WAYS = {"down": "broadcast", "up": "aggregation"}
 def read_notes(folder: Path) -> Notes:
     """What a run wrote down of its clients; what was not known is left out."""
     found: Notes = {}
+    if not (folder / NOTES).is_file():
+        return found
     with (folder / NOTES).open(newline="") as file:
         for row in csv.DictReader(file):
             if row["value"]:
@@ -30,11 +31,9 @@ def read_notes(folder: Path) -> Notes:
     return found
 
 
-def has_mixing(folder: Path) -> bool:
+def has_mixing(notes: Notes) -> bool:
     """Whether a run mixed layers."""
-    return (folder / NOTES).is_file() and any(
-        "down_1" in note for clients in read_notes(folder).values() for note in clients.values()
-    )
+    return any("down_1" in note for clients in notes.values() for note in clients.values())
 
 
 def degrees(notes: Notes, client: str, way: str) -> tuple[list[int], np.ndarray]:
@@ -60,26 +59,19 @@ def frozen_layers(notes: Notes) -> dict[int, float]:
 def draw_mixing(folder: Path, client: str, out: Path) -> None:
     """The degrees of one client, the mix factors of all, and the layers that did not travel."""
     _, names = read_run(folder)
-    if not has_mixing(folder):
-        raise UserError(f"{folder} mixed no layers; allowed: a run of pmixfed, or of fedalt or fedsim with mix")
-    if client == EVERYONE:
-        raise UserError(f"a picture is of one client; allowed: {', '.join(names[:4])}, ...")
-    [number] = chosen(client, names, folder)
     notes = read_notes(folder)
+    if not has_mixing(notes):
+        raise UserError(f"{folder} mixed no layers; allowed: a run of pmixfed, or of fedalt or fedsim with mix")
+    number = one_client(client, names, folder)
     if not degrees(notes, names[number], "down")[0]:
         raise UserError(f"client {client!r} took part in no round; allowed: one that did (see {NOTES})")
-    figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
-    canvas = import_extra("matplotlib.backends.backend_agg", "plot", "drawing a picture").FigureCanvasAgg
-    figure = figures.Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
-    canvas(figure)
-    grid = figure.subplots(2, 2)
-    for axes, way in zip(grid[0], WAYS, strict=True):
-        image = _heat_map(axes, notes, names[number], way)
-    figure.colorbar(image, ax=grid[0], label="share of the global layer")
-    _factors(grid[1][0], notes)
-    _frozen(grid[1][1], notes)
-    with whole_file(out) as temporary:
-        figure.savefig(temporary, format="png")
+    with picture(out, (10, 6.4), dpi=130) as figure:
+        grid = figure.subplots(2, 2)
+        for axes, way in zip(grid[0], WAYS, strict=True):
+            image = _heat_map(axes, notes, names[number], way)
+        figure.colorbar(image, ax=grid[0], label="share of the global layer")
+        _factors(grid[1][0], notes)
+        _frozen(grid[1][1], notes)
 
 
 def _heat_map(axes: Any, notes: Notes, client: str, way: str) -> Any:

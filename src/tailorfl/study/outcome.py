@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import import_extra
+from tailorfl.data.extras import picture
 from tailorfl.study.compare import COLOURS, STYLES, evaluated_rounds
 from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe, folder_of
 from tailorfl.study.run import MAY_CHANGE, MEASURES
@@ -321,34 +321,29 @@ def draw(outcome: Outcome, path: Path) -> None:
 
     Bands are one deviation over seeds.
     """
-    figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
-    canvas = import_extra("matplotlib.backends.backend_agg", "plot", "drawing a picture").FigureCanvasAgg
     plan = outcome.plan
     recipe, sweep = plan.recipe, plan.recipe.kind == "sweep"
     panels = (recipe.over or "",) if sweep else plan.columns
     across = 2 if len(panels) == 4 else min(len(panels), 3)
     down = math.ceil(len(panels) / across)
-    figure = figures.Figure(figsize=(5 * max(across, 1.4), 3.6 * down + 0.6), dpi=150, layout="constrained")
-    canvas(figure)
-    grid = list(figure.subplots(down, across, squeeze=False).flat)
-    for axes, panel in zip(grid, panels, strict=False):
-        if recipe.kind == "measures":
-            lines = _measures(outcome, panel)
-        else:
-            found = _values(outcome) if sweep else _rounds(outcome, panel)
-            lines = {row: found.get(row, {}) for row in plan.rows}
-        for number, (name, line) in enumerate(lines.items()):
-            _line(axes, name, number, line)
-        axes.set(xlabel=panel if sweep else (recipe.against or "round").replace("_", " "), ylabel=_label(recipe))
-        axes.set_title(recipe.title if sweep else panel, fontsize="medium")
-        axes.grid(alpha=0.3)
-        _scale(axes, plan)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=8, fontsize="small")
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with picture(path, (5 * max(across, 1.4), 3.6 * down + 0.6)) as figure:
+        grid = list(figure.subplots(down, across, squeeze=False).flat)
+        for axes, panel in zip(grid, panels, strict=False):
+            if recipe.kind == "measures":
+                lines = _measures(outcome, panel)
+            else:
+                found = _values(outcome) if sweep else _rounds(outcome, panel)
+                lines = {row: found.get(row, {}) for row in plan.rows}
+            for number, (name, line) in enumerate(lines.items()):
+                _line(axes, name, number, line)
+            axes.set(xlabel=panel if sweep else (recipe.against or "round").replace("_", " "), ylabel=_label(recipe))
+            axes.set_title(recipe.title if sweep else panel, fontsize="medium")
+            axes.grid(alpha=0.3)
+            _scale(axes, plan)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=8, fontsize="small")
 
 
 Line = dict[float, list[float]]  # place on the axis, the figures of the seeds

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.cohort import Batch, Cohort
-from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import import_extra
+from tailorfl.cohort import Cohort
+from tailorfl.data.extras import picture
 from tailorfl.detection.detections import detect
 from tailorfl.errors import UserError
-from tailorfl.study.export import EVERYONE, Restored, chosen, read_run, restored
+from tailorfl.study.export import Restored, one_client, read_run, restored
 
 ACROSS = 4  # images in a row
 COLOURS = 10
@@ -27,9 +26,7 @@ def draw_detections(
     there is dashed.
     """
     config, names = read_run(folder)
-    if client == EVERYONE:
-        raise UserError(f"a picture is of one client; allowed: {', '.join(names[:ACROSS])}, ...")
-    [number] = chosen(client, names, folder)
+    number = one_client(client, names, folder)
     run = restored(folder, config, data_dir)
     if not run.built.data.detection:
         raise UserError(
@@ -39,48 +36,40 @@ def draw_detections(
     rows = cohort.data.test.of(number)[:images]
     if not len(rows):
         raise UserError(f"client {client!r} has no test images to draw; allowed: another client")
-    found = _found(run, cohort, rows, threshold)
+    found = _found(run, cohort, len(rows), threshold)
     _draw(cohort, rows, found, f"{run.config.method_name}, client {client}, after round {run.round}", out)
 
 
-def _found(run: Restored, cohort: Cohort, rows: Tensor, threshold: float) -> list[Tensor]:
-    data = cohort.data
-    at = rows.to(data.inputs.device)
-    inputs = data.decode(data.inputs[at])[None]
-    valid = torch.ones(1, len(rows), dtype=inputs.dtype, device=inputs.device)
-    batch = Batch(inputs, data.targets[at][None], valid, valid, valid.sum(1))
+def _found(run: Restored, cohort: Cohort, images: int, threshold: float) -> list[Tensor]:
+    """In the first test images of a cohort of one."""
+    batch = next(cohort.samples("test").in_order(images))
     with torch.no_grad():
         outputs = run.config.method.predict(cohort, batch)[0]
     return detect(outputs, cohort.network.anchors(), threshold=threshold)
 
 
 def _draw(cohort: Cohort, rows: Tensor, found: Sequence[Tensor], title: str, out: Path) -> None:
-    figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
-    canvas = import_extra("matplotlib.backends.backend_agg", "plot", "drawing a picture").FigureCanvasAgg
     across = min(len(rows), ACROSS)
     down = -(-len(rows) // across)
-    figure = figures.Figure(figsize=(3.2 * across, 3.2 * down + 0.4), dpi=120, layout="constrained")
-    canvas(figure)
-    grid = list(figure.subplots(down, across, squeeze=False).flat)
-    for axes in grid:
-        axes.set_axis_off()
-    for axes, row, objects in zip(grid, rows.tolist(), found, strict=False):
-        image = cohort.data.inputs[row].cpu()
-        side = image.shape[-1]
-        axes.imshow(image.permute(1, 2, 0).numpy().squeeze(), cmap="gray", extent=(0, side, side, 0))
-        for kind, *box in cohort.data.targets[row, :, :5].tolist():
-            if kind >= 0:
-                _frame(axes, box, side, color="white", linestyle="--", linewidth=1)
-        for kind, score, *box in objects.flip(0).tolist():  # the best on top
-            colour = f"C{int(kind) % COLOURS}"
-            _frame(axes, box, side, color=colour, linewidth=2)
-            label = f"{cohort.data.classes[int(kind)]} {score:.2f}"
-            place = (box[0] * side, max(box[1] * side, 0.06 * side))
-            axes.text(*place, label, color="white", fontsize=8, va="bottom", bbox={"fc": colour, "lw": 0, "pad": 1})
-        axes.set(xlim=(0, side), ylim=(side, 0))
-    figure.suptitle(title, fontsize="medium")
-    with whole_file(out) as temporary:
-        figure.savefig(temporary, format="png")
+    with picture(out, (3.2 * across, 3.2 * down + 0.4), dpi=120) as figure:
+        grid = list(figure.subplots(down, across, squeeze=False).flat)
+        for axes in grid:
+            axes.set_axis_off()
+        for axes, row, objects in zip(grid, rows.tolist(), found, strict=False):
+            image = cohort.data.inputs[row].cpu()
+            side = image.shape[-1]
+            axes.imshow(image.permute(1, 2, 0).numpy().squeeze(), cmap="gray", extent=(0, side, side, 0))
+            for kind, *box in cohort.data.targets[row, :, :5].tolist():
+                if kind >= 0:
+                    _frame(axes, box, side, color="white", linestyle="--", linewidth=1)
+            for kind, score, *box in objects.flip(0).tolist():  # the best on top
+                colour = f"C{int(kind) % COLOURS}"
+                _frame(axes, box, side, color=colour, linewidth=2)
+                label = f"{cohort.data.classes[int(kind)]} {score:.2f}"
+                place = (box[0] * side, max(box[1] * side, 0.06 * side))
+                axes.text(*place, label, color="white", fontsize=8, va="bottom", bbox={"fc": colour, "lw": 0, "pad": 1})
+            axes.set(xlim=(0, side), ylim=(side, 0))
+        figure.suptitle(title, fontsize="medium")
 
 
 def _frame(axes: Any, box: Sequence[float], side: int, **style: Any) -> None:

@@ -32,8 +32,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import import_extra
+from tailorfl.data import extras
 from tailorfl.seeding import generator
 
 NAME = "ppfe/figure3"
@@ -391,23 +390,18 @@ LINES = {"PPFE": ("#0072B2", "o", "-"), "Local": ("#D55E00", "s", "--"), "FedAvg
 
 def picture(rows: Sequence[Row], options: Figure3, path: Path) -> None:
     """Both panels side by side; bands are one standard deviation over repetitions."""
-    figures = import_extra("matplotlib.figure", "plot", "drawing a picture")
-    canvas = import_extra("matplotlib.backends.backend_agg", "plot", "drawing a picture").FigureCanvasAgg
-    figure = figures.Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
-    canvas(figure)
-    left, right = figure.subplots(1, 2)
-    _panel(left, scores(rows, "a"), options)
-    left.set(xlabel="clients", ylabel="test MSE", title=f"(a) more clients, $r_p$ = {options.fixed_ratio}")
-    found = scores(rows, "b")
-    _panel(right, {point: methods for point, methods in found.items() if point != MIXED}, options)
-    if MIXED in found:
-        _mixed(right, found[MIXED])
-    title = f"(b) clients that differ more, {options.fixed_clients} clients"
-    right.set(xlabel="personalization ratio $r_p$", ylabel="test MSE", title=title)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with extras.picture(path, (10, 4.2)) as figure:
+        left, right = figure.subplots(1, 2)
+        _panel(left, scores(rows, "a"), options)
+        left.set(xlabel="clients", ylabel="test MSE", title=f"(a) more clients, $r_p$ = {options.fixed_ratio}")
+        found = scores(rows, "b")
+        _panel(right, {point: methods for point, methods in found.items() if point != MIXED}, options)
+        if MIXED in found:
+            _mixed(right, found[MIXED])
+        title = f"(b) clients that differ more, {options.fixed_clients} clients"
+        right.set(xlabel="personalization ratio $r_p$", ylabel="test MSE", title=title)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
 
 
 def _panel(axes: Any, found: dict[Any, dict[str, Score]], options: Figure3) -> None:

@@ -22,17 +22,20 @@ class SourceEntry:
     files: tuple[str, ...] = ()  # below the data folder; idx files may end in .gz
     obtain: str = "nothing to get"
     argument: str = ""  # what follows the name and a colon
+    sized: bool = False  # whether images are read or made at the size that is asked for
 
 
-def _downloaded(description: str, load: Loader, files: tuple[str, ...]) -> SourceEntry:
-    return SourceEntry(description, load, files, "tailor data prepare downloads them")
+def _downloaded(description: str, load: Loader, files: tuple[str, ...], sized: bool = False) -> SourceEntry:
+    return SourceEntry(description, load, files, "tailor data prepare downloads them", sized=sized)
 
 
 SOURCES: dict[str, SourceEntry] = {
     "digits": SourceEntry("1,797 digits of 8x8 pixels, part of scikit-learn", generated.load_digits),
-    "synthetic": SourceEntry("small images that clients name differently: heterogeneity=0..1", generated.make_images),
+    "synthetic": SourceEntry(
+        "small images that clients name differently: heterogeneity=0..1", generated.make_images, sized=True
+    ),
     "synthetic-detection": SourceEntry(
-        "coloured shapes with boxes, for detection; clients are alike", generated.make_detection
+        "coloured shapes with boxes, for detection; clients are alike", generated.make_detection, sized=True
     ),
     "synthetic-regression": SourceEntry(
         "linear regression with personal weights: personalization=0..1 or mixed", generated.make_regression
@@ -58,6 +61,7 @@ SOURCES: dict[str, SourceEntry] = {
         "32,460 handwritten characters; each of 50 alphabets is a natural client",
         images.load_omniglot,
         tuple(f"{folder}/<alphabet>/<character>/*.png" for folder in images.OMNIGLOT_FOLDERS),
+        sized=True,
     ),
     "sent140": _downloaded(
         "tweets, negative or positive; each user is a natural client", text.load_sent140, text.SENT140_EXPECTED
@@ -67,18 +71,21 @@ SOURCES: dict[str, SourceEntry] = {
         images.load_folder,
         obtain="your own",
         argument="PATH",
+        sized=True,
     ),
     "voc": SourceEntry(
         "images with boxes in the layout of PASCAL VOC: the folder of a year, or of several",
         detection.load_voc,
         obtain="the publisher's, or your own",
         argument="PATH",
+        sized=True,
     ),
     "coco": SourceEntry(
         "images with boxes in the layout of MS COCO: annotations/instances_<split>.json, <split>/",
         detection.load_coco,
         obtain="the publisher's, or your own",
         argument="PATH",
+        sized=True,
     ),
     "csv": SourceEntry(
         "a table: numeric features, label_column (default: the last), client_column",
@@ -97,6 +104,7 @@ SOURCES: dict[str, SourceEntry] = {
         hugging_face.load_hugging_face,
         obtain="downloaded when used",
         argument="NAME",
+        sized=True,
     ),
     "file": SourceEntry(
         "a prepared source in one safetensors file",
