@@ -125,7 +125,7 @@ def test_bad_input_is_one_line_that_names_it_and_nothing_is_written(
     before = everything_below(tmp_path)
     said = tailor(*arguments.split())
     assert said.status == 2
-    assert named in said.err
+    assert named.lower() in said.err.lower()  # versions of typer differ in how they write an argument
     assert said.err.startswith("tailor: ")
     assert said.err.count("\n") == 1, said.err
     assert [path for path in everything_below(tmp_path) if "__pycache__" not in path] == before

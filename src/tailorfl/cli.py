@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from tailorfl import __version__
 from tailorfl.errors import UserError
+from tailorfl.flower.commands import flower_app
 
 app = typer.Typer(
     help="Personalized federated learning: every client gets a model of its own.",
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Datasets: list, inspect, prepare.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 # What is printed may hold anything a user typed: no :codes: for pictures in it.
 out = Console(emoji=False)

@@ -147,7 +147,7 @@ def test_an_exact_step_of_pflego_is_over_those_who_are_there() -> None:
     before = {name: tensor.clone() for name, tensor in built.server.values.items()}
     there = tuple(client for client in range(8) if client not in late)
     message = built.loop._message(Round(1, list(there)), built.config.method.individual)
-    cohort = built.federation._cohort(1, there, message)
+    cohort = built.federation.cohort(1, there, message)
     cohort.load(message.tensors)
     gradients, _ = cohort.gradient()
     weights = cohort.counts.double() / cohort.counts.sum()

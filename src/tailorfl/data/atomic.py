@@ -17,3 +17,21 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def durable_file(path: Path) -> Iterator[Path]:
+    """The same, and on the disk when it ends: a crash of the machine leaves the old file or the new one."""
+    with whole_file(path) as temporary:
+        yield temporary
+        flush(temporary)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

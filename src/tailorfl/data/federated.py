@@ -1,6 +1,7 @@
 """A source divided among clients: each client's training, validation and test rows, and the tensors they point into."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +102,10 @@ class FederatedData:
 
     def rows(self, split: Split) -> Ragged:
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+
+    def with_rows(self, rows: Callable[[Split], Ragged]) -> "FederatedData":
+        """The same with other rows for each purpose."""
+        return replace(self, train=rows("train"), validation=rows("validation"), test=rows("test"))
 
     def label_counts(self, split: Split = "train") -> Tensor:
         """int64 [clients, classes]; a single column for a regression."""

@@ -1,6 +1,6 @@
 """What a dataset's files hold, before it is divided among clients, and the options with which they are read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from tailorfl.data.objects import check_objects, main_class
+from tailorfl.data.objects import check_objects, main_class, renumbered
 from tailorfl.errors import UserError
 
 Kind = Literal["image", "text", "features"]
@@ -36,6 +36,9 @@ class SourceOptions(BaseModel):
         None,
         description="the split to test on; unless set: Hugging Face test, if there is one; coco val; voc test (and "
         "trainval to train on) if there is one, else val",
+    )
+    class_names: tuple[str, ...] = Field(
+        (), description="the classes in their order, also those of which there are no rows; default: those there are"
     )
     max_length: int = Field(25, description="text: words a row")
     vocabulary_size: int = Field(10_000, description="text: words that are known, with padding and the unknown word")
@@ -80,6 +83,18 @@ class Source:
     @property
     def regression(self) -> bool:
         return not self.classes
+
+    def with_classes(self, names: tuple[str, ...]) -> "Source":
+        """The same with the classes numbered by their place among these names, which must have all of them."""
+        if not names:
+            return self
+        unknown = [name for name in self.classes if name not in names]
+        if self.regression or unknown or len(set(names)) < len(names):
+            what = f"{unknown[0]!r} is missing" if unknown else "one is there twice" if self.classes else "it has none"
+            raise UserError(f"class_names={list(names)}: {what}; allowed: all classes of {self.name}, once each")
+        number = torch.tensor([names.index(name) for name in self.classes])
+        targets = renumbered(self.targets, number) if self.detection else number[self.targets]
+        return replace(self, targets=targets, classes=names)
 
     @property
     def detection(self) -> bool:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tailorfl.data.atomic import flush
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.models.network import Values
@@ -56,11 +57,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "digests": digests,
     }
     (temporary / STATE).write_text(json.dumps(state | {"digest": _digest_of(state)}))
-    _flush(temporary / STATE)
-    _flush(temporary)
+    flush(temporary / STATE)
+    flush(temporary)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
-    _flush(folder)
+    flush(folder)
     for old in (*checkpoints(folder)[:-KEPT], *folder.glob(".round-*")):  # the latter by a process that was killed
         shutil.rmtree(old)
 
@@ -126,7 +127,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # a full disk, said in its own words
         raise UserError(f"checkpoint {path} cannot be written ({' '.join(str(error).split())})") from error
-    _flush(path)
+    flush(path)
     return _digest(path)
 
 
@@ -159,11 +160,3 @@ def _digest_of(state: dict[str, Any]) -> str:
 
 def _under(prefix: str, tensors: Values, device: torch.device) -> Values:
     return {k.removeprefix(prefix): t.to(device) for k, t in tensors.items() if k.startswith(prefix)}
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -38,6 +38,7 @@ class InProcess:
     augmentation: Augmentation | None = None
     group_networks: tuple[Network, ...] = ()  # of a federation of groups: that of each
     diverged: list[int] = field(default_factory=list)  # clients left out of the round that trained last
+    faults: dict[str, list[int]] = field(default_factory=dict)  # nothing gets lost in one process
 
     def __post_init__(self) -> None:
         self.networks = self.group_networks or self.method.networks(self.network)
@@ -62,7 +63,7 @@ class InProcess:
         """Train these clients, a stack at a time, and hand out each stack's answers as they are ready."""
         self.diverged = []
         for ids in self._stacks(round, clients):
-            cohort = self._cohort(round, ids, message)
+            cohort = self.cohort(round, ids, message)
             sent = self.method.train(cohort, message.to(ids, cohort.network))
             healthy = _finite((*cohort.values.values(), *cohort.memory.values(), *sent.values()), len(ids))
             kept = [row for row in range(len(ids)) if healthy[row]]
@@ -89,7 +90,7 @@ class InProcess:
     def served(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Cohort]:
         """The clients, a stack at a time, each with the model that serves it. Nothing that is done for it is kept."""
         for ids in self._stacks(round, clients):
-            cohort = self._cohort(round, ids, message)
+            cohort = self.cohort(round, ids, message)
             self.method.serve(cohort, message.to(ids, cohort.network))
             yield cohort
 
@@ -99,8 +100,9 @@ class InProcess:
             raise ValueError("no one model serves groups of clients: global_model must be None")
         return evaluate_common(self.engine, self.network, self.data, values, tuple(clients), split)
 
-    def _cohort(self, round: int, ids: tuple[int, ...], message: Message | None = None) -> Cohort:
-        device, kind = self.engine.device, self._network_of(ids[0], round)
+    def cohort(self, round: int, ids: tuple[int, ...], message: Message | None = None) -> Cohort:
+        """These clients, of one network, each with what it keeps."""
+        device, kind = self.engine.device, self.kind_of(ids[0], round)
         initial, empty = self.initial[kind], self.memory[kind]
         values = {name: self.store.stack(ids, name, default, device) for name, default in initial.items()}
         memory = {name: self.store.stack(ids, MEMORY + name, default, device) for name, default in empty.items()}
@@ -125,14 +127,19 @@ class InProcess:
 
     def _stacks(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The clients in stacks of one network that fit, largest first: clients of like size share a stack."""
-        counts = self.data.train.counts
+        return self.stacks(round, clients, self.data)
+
+    def stacks(self, round: int, clients: Sequence[int], data: FederatedData) -> Iterator[tuple[int, ...]]:
+        """The same for clients that have other data than they have here."""
+        counts = data.train.counts
         ordered = sorted(clients, key=lambda client: (-int(counts[client]), client))
         for kind, size in enumerate(self._stack_sizes):
-            alike = [client for client in ordered if self._network_of(client, round) == kind]
+            alike = [client for client in ordered if self.kind_of(client, round) == kind]
             for start in range(0, len(alike), size):
                 yield tuple(alike[start : start + size])
 
-    def _network_of(self, client: int, round: int) -> int:
+    def kind_of(self, client: int, round: int) -> int:
+        """The number of the network that a client has in a round."""
         return self.data.group_of[client] if self.data.groups else self.method.network_of(client, round)
 
     def _kept_bytes(self, kind: int) -> int:

@@ -11,6 +11,7 @@ from tailorfl.data.federated import Split
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.federation.evaluation import ClientScores, Evaluated
 from tailorfl.federation.selection import NOBODY_LATE, Latecomers
+from tailorfl.federation.store import ClientStore
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Network, Values
 
@@ -18,7 +19,9 @@ from tailorfl.models.network import Network, Values
 class Federation(Protocol):
     """Where clients live: in this process, or on other machines."""
 
-    diverged: list[int]
+    store: ClientStore  # what clients keep between rounds, where this process keeps it for them
+    diverged: list[int]  # clients left out of the round that trained last, because their updates were not finite
+    faults: dict[str, list[int]]  # clients of that round with which something else went wrong, by what it was
 
     @property
     def trainable(self) -> tuple[int, ...]: ...
@@ -58,6 +61,7 @@ class Round:
     selected: list[int]
     answered: list[int] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
+    faults: dict[str, list[int]] = field(default_factory=dict)  # what else went wrong with which clients
     loss: float | None = None
     lr: float = 0.0
     bytes_up: int = 0
@@ -100,6 +104,7 @@ class RoundLoop:
         self.method.aggregate(self.server, self._answers(record, message), self.network)
         record.notes, self.server.notes = self.server.notes, {}
         record.diverged = sorted(self.federation.diverged)
+        record.faults = {fault: sorted(clients) for fault, clients in self.federation.faults.items()}
         record.seconds = self._now() - start
         if self.evaluate_in(number):
             record.evaluation = self.evaluate(number)

@@ -41,6 +41,7 @@ class Method(LocalTraining):
     classes_only: ClassVar[bool] = False  # whether it needs classes, and cannot do regression
     detectors: ClassVar[bool] = True  # whether it can train networks that find objects in images
     statistics: ClassVar[bool] = True  # whether it can train networks with the statistics of batch norms
+    gradients: ClassVar[bool] = False  # whether clients send gradients under the names of the tensors they received
     mixed: ClassVar[bool] = False  # whether it can serve groups of clients with other image sizes and classes
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other defaults, by the value of an option ``preset``
 

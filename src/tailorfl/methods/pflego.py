@@ -31,6 +31,7 @@ class PFLEGO(Method):
     name: ClassVar[str] = "pflego"
     paper: ClassVar[str] = "Nikoloutsopoulos et al. 2025"
     shares: ClassVar[str] = "all layers but the head; gradients come back"
+    gradients: ClassVar[bool] = True
     statistics: ClassVar[bool] = False
     detectors: ClassVar[bool] = False
 

@@ -1,11 +1,11 @@
 """From a configuration to a federation that is ready to run."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from tailorfl.data.resizing import resized
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
-from tailorfl.federation.rounds import RoundLoop
+from tailorfl.federation.rounds import Federation, RoundLoop
 from tailorfl.federation.selection import NOBODY_LATE, Latecomers, expected, select
 from tailorfl.methods import Method, methods
 from tailorfl.models import Network, build_module, networks
@@ -43,31 +43,35 @@ DETECTOR = "ssd-resnet18"
 SMALLEST_FOR_CNN = 16  # pixels: below, an image is a vector
 
 
+Place = TypeVar("Place", bound=Federation)
+
+
 @dataclass
-class Built:
+class Built(Generic[Place]):
     """A run that is ready: what it is made of, and the loop that runs it."""
 
     config: Config
     data: FederatedData
     network: Network
-    federation: InProcess
+    federation: Place
     server: Server
     loop: RoundLoop
 
 
-def build(config: Config, data_dir: Path | None = None, partition: Path | None = None) -> Built:
+def build(config: Config, data_dir: Path | None = None, partition: Path | None = None) -> Built[InProcess]:
     """Load the data, divide it, make the network and the federation. Writes nothing.
 
     ``partition`` is a file that says who has which rows, of a run that is to go on.
     """
+    return build_on(config, load_data(config.experiment, data_dir, partition), InProcess)
+
+
+def build_on(config: Config, data: FederatedData, where: Callable[..., Place]) -> Built[Place]:
+    """A run on these data, with clients that live in the place that ``where`` makes: as ``InProcess`` does."""
     experiment = config.experiment
-    device = choose_device(experiment.device)
-    data = load_data(experiment, data_dir, partition).to(device)
-    _check_task(config, data)
+    data = data.to(choose_device(experiment.device))
+    check_task(config, data)
     clients = trainable_clients(data)
-    if data.groups and not config.method.mixed:
-        able = ", ".join(name for name, kind in methods().items() if kind.mixed)
-        raise UserError(f"{config.method_name} cannot serve groups of clients with other networks; allowed: {able}")
     held = data.group_of or (data.label_counts() > 0).sum(1).tolist()
     late = Latecomers(frozenset(data.joining_clients) & set(clients), experiment.joining_round or 1)
     groups = tuple(held[client] for client in clients)
@@ -75,24 +79,7 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     least = round(min(map(selector.share, range(1, experiment.rounds + 1))) * len(clients), 9)
     for doubt in config.method.doubts(len(clients), least, experiment.rounds, experiment.selection):
         log.warning("%s: %s", config.method_name, doubt)
-    if data.groups:
-        network, group_networks = build_group_networks(experiment, config.method, data, device)
-    else:
-        network, group_networks = build_network(experiment, data, device), ()
-    _check_network(network, data)
-    if network.buffers and not config.method.statistics:
-        raise UserError(
-            f"{config.method_name}: network {network.name} has statistics ({network.buffers[0]}), which no gradient "
-            "carries; allowed: a network without batch norms"
-        )
-    augmentation = Augmentation.parse(experiment.augment)
-    if augmentation and data.kind != "image":
-        raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")
-    augmentation.check(data.detection)
-    engine = Engine(device, experiment.engine, experiment.stack_size, experiment.workers)
-    federation = InProcess(
-        config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks
-    )
+    network, federation = place_clients(config, data, where)
     server = replace(config.method.start(network), seed=experiment.seed, rounds=experiment.rounds)
     loop = RoundLoop(
         method=config.method,
@@ -111,8 +98,35 @@ def build(config: Config, data_dir: Path | None = None, partition: Path | None =
     return Built(config, data, network, federation, server, loop)
 
 
-def _check_task(config: Config, data: FederatedData) -> None:
+def place_clients(config: Config, data: FederatedData, where: Callable[..., Place]) -> tuple[Network, Place]:
+    """The network, and the clients in the place where they live; refused if the network does not fit."""
+    experiment, device = config.experiment, data.inputs.device
+    if data.groups:
+        network, group_networks = build_group_networks(experiment, config.method, data, device)
+    else:
+        network, group_networks = build_network(experiment, data, device), ()
+    _check_network(network, data)
+    if network.buffers and not config.method.statistics:
+        raise UserError(
+            f"{config.method_name}: network {network.name} has statistics ({network.buffers[0]}), which no gradient "
+            "carries; allowed: a network without batch norms"
+        )
+    augmentation = Augmentation.parse(experiment.augment)
+    if augmentation and data.kind != "image":
+        raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")
+    augmentation.check(data.detection)
+    engine = Engine(device, experiment.engine, experiment.stack_size, experiment.workers)
+    federation = where(
+        config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks
+    )
+    return network, federation
+
+
+def check_task(config: Config, data: FederatedData) -> None:
     """Whether the method can do what the data asks for."""
+    if data.groups and not config.method.mixed:
+        able = ", ".join(name for name, kind in methods().items() if kind.mixed)
+        raise UserError(f"{config.method_name} cannot serve groups of clients with other networks; allowed: {able}")
     if config.method.classes_only and (data.regression or data.detection):
         targets = "objects in images" if data.detection else "numbers"
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are {targets}")
@@ -160,7 +174,7 @@ def _measured(data: FederatedData, metric: Literal["auto", "voc07", "coco"]) -> 
 
 def read_source(experiment: Experiment, data_dir: Path | None) -> Source:
     source = load_source(experiment.data, data_dir, part(SourceOptions, experiment))
-    return resized(source, experiment.image_size)
+    return resized(source.with_classes(experiment.class_names), experiment.image_size)
 
 
 def _with_defaults(group: Group, experiment: Experiment) -> Group:
@@ -176,7 +190,7 @@ def read_group_source(experiment: Experiment, groups: Sequence[Group], data_dir:
     if 0 < len(sizes) < len(alike) and entry is not None and entry.sized:
         raise UserError(f"groups: some with data={name} have an image_size, some have none; allowed: all, or none")
     options = part(SourceOptions, experiment).model_copy(update={"image_size": max(sizes, default=None)})
-    return load_source(name, data_dir, options)
+    return load_source(name, data_dir, options).with_classes(experiment.class_names)
 
 
 def part(kind: Any, experiment: Experiment) -> Any:

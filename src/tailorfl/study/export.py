@@ -27,7 +27,9 @@ from tailorfl.data import FederatedData, load_partition
 from tailorfl.detection.detections import located, select
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
+from tailorfl.federation.in_process import InProcess
 from tailorfl.methods import Method
+from tailorfl.models import Network
 from tailorfl.models.reduction import parameters
 from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
@@ -72,9 +74,8 @@ class Restored:
 
     folder: Path
     config: Config
-    built: Built
+    built: Built[InProcess]
     round: int
-    programs: dict[int, ExportedProgram] = field(default_factory=dict)  # of networks
 
     def served(self, clients: list[int]) -> Iterator[Cohort]:
         """Each client alone, with the model by which it is evaluated."""
@@ -82,6 +83,18 @@ class Restored:
         for cohort in self.built.federation.served(self.round, clients, message):
             for row in range(len(cohort)):
                 yield cohort.of([row])
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Writes the models of a run's clients."""
+
+    config: Config
+    network: Network
+    data: FederatedData
+    round: int
+    run: str  # its name
+    programs: dict[int, ExportedProgram] = field(default_factory=dict)  # of networks
 
     def program(self, client: Cohort, module: nn.Module) -> ExportedProgram:
         """A client's model as a program. Where it is a network and nothing else, that is traced once for all."""
@@ -101,8 +114,42 @@ class Restored:
     @cached_property
     def network_cost(self) -> dict[str, int]:
         """That of the one network of the experiment."""
-        module = copy.deepcopy(self.built.network.module).to("cpu").eval()
-        return cost(module, from_raw(module, self.built.data), self.built.data)
+        module = copy.deepcopy(self.network.module).to("cpu").eval()
+        return cost(module, from_raw(module, self.data), self.data)
+
+    def write(self, folder: Path, client: Cohort) -> dict[str, Any]:
+        """Write the files of one client's model; what they say of it."""
+        data, [number] = client.data, client.clients
+        module = self.config.method.deployed(client)
+        if data.detection:
+            module = Located(module, client.network.anchors())
+        module = module.to("cpu").eval()
+        program = self.program(client, module)
+        raw = program.module()
+        about = {
+            "format": FORMAT,
+            "method": self.config.method_name,
+            "network": self.network.name,
+            "client": data.names[number],
+            "run": self.run,
+            "data": data.source,
+            "seed": self.config.experiment.seed,
+            "round": self.round,
+            "task": "regression" if data.regression else "detection" if data.detection else "classification",
+            "classes": None if data.regression else list(data.classes),
+            "input": _input(data),
+            "normalization": _normalization(data),
+            "output": _output(raw, data),
+            "test": _test_objects(raw, data, number) if data.detection else _test(raw, data, number),
+            "cost": {"model": cost(module, raw, data), "network": self.network_cost},
+        }
+        folder.mkdir(exist_ok=True)
+        save_file(tensors_of(module), folder / TENSORS)
+        torch.export.save(program, folder / PROGRAM)
+        if data.vocabulary:
+            (folder / VOCABULARY).write_text("".join(f"{word}\n" for word in data.vocabulary), encoding="utf-8")
+        (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+        return about
 
 
 def export(
@@ -124,9 +171,10 @@ def export(
     out = out or (folder / EXPORTS if everyone else folder / EXPORTS / places[clients[0]])
     _check_free(out, force)
     run = restored(folder, config, data_dir)
+    exporter = Exporter(run.config, run.built.network, run.built.data, run.round, folder.resolve().name)
     with whole_folder(out) as temporary:
         for cohort in run.served(clients):
-            watch(write_model(temporary / places[cohort.clients[0]] if everyone else temporary, run, cohort))
+            watch(exporter.write(temporary / places[cohort.clients[0]] if everyone else temporary, cohort))
     return out
 
 
@@ -179,41 +227,6 @@ def check_deployable(kind: type[Method], name: str) -> None:
         raise UserError(
             f"{name} cannot be exported: it has a 'predict' of its own, and no 'deployed' that gives a module for it"
         )
-
-
-def write_model(folder: Path, run: Restored, client: Cohort) -> dict[str, Any]:
-    """Write the files of one client's model; what they say of it."""
-    data, [number] = client.data, client.clients
-    module = run.config.method.deployed(client)
-    if data.detection:
-        module = Located(module, client.network.anchors())
-    module = module.to("cpu").eval()
-    program = run.program(client, module)
-    raw = program.module()
-    about = {
-        "format": FORMAT,
-        "method": run.config.method_name,
-        "network": run.built.network.name,
-        "client": data.names[number],
-        "run": run.folder.resolve().name,
-        "data": data.source,
-        "seed": run.config.experiment.seed,
-        "round": run.round,
-        "task": "regression" if data.regression else "detection" if data.detection else "classification",
-        "classes": None if data.regression else list(data.classes),
-        "input": _input(data),
-        "normalization": _normalization(data),
-        "output": _output(raw, data),
-        "test": _test_objects(raw, data, number) if data.detection else _test(raw, data, number),
-        "cost": {"model": cost(module, raw, data), "network": run.network_cost},
-    }
-    folder.mkdir(exist_ok=True)
-    save_file(tensors_of(module), folder / TENSORS)
-    torch.export.save(program, folder / PROGRAM)
-    if data.vocabulary:
-        (folder / VOCABULARY).write_text("".join(f"{word}\n" for word in data.vocabulary), encoding="utf-8")
-    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
-    return about
 
 
 def as_program(module: nn.Module, data: FederatedData, what: str) -> ExportedProgram:

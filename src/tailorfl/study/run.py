@@ -19,6 +19,7 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from tailorfl.federation.evaluation import ClientScores
+from tailorfl.federation.in_process import InProcess
 from tailorfl.federation.rounds import Evaluation, Round
 from tailorfl.federation.selection import Latecomers
 from tailorfl.study.build import Built, build, choose_device
@@ -30,6 +31,7 @@ CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.yaml", "rounds.jsonl", "clients.csv",
 MEASURES = "measures.csv"  # only where a method measures something of its own
 NOTES = "notes.csv"  # only where a method writes something down of the clients of a round
 PARTITION, CHECKPOINTS, EXPORTS = "partition.safetensors", "checkpoints", "export"
+FEDERATION = "federation"  # a folder; only where clients live on other machines: what the server knows of them
 MAY_CHANGE = {"device", "workers", "stack_size", "engine"}  # where a run goes on, not what it computes
 
 
@@ -67,6 +69,7 @@ class Run:
     data_dir: Path | None = None
     watch: Callable[[dict[str, Any]], None] = lambda line: None
     stop: Callable[[], bool] = lambda: False
+    make: Callable[[bool], Built[Any]] | None = None  # where clients live elsewhere; given whether the run has begun
     totals: Totals = field(default_factory=Totals)
 
     def execute(self, resume: bool = False, force: bool = False) -> dict[str, Any] | None:
@@ -77,17 +80,20 @@ class Run:
         begun = resume and _is_run(self.folder)  # else it was killed before it could begin
         device = choose_device(self.config.experiment.device)
         checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, device) if begun else None
-        built = build(self.config, self.data_dir, self.folder / PARTITION if begun else None)
+        built = self.make(begun) if self.make else self._simulated(begun)
         done = self._continue(built, checkpoint) if begun else self._begin(built, force)
         last = self._last(built, done) if self.totals.ended else self._rounds(built, done)
         return None if last is None else self._finish(built, last)
 
-    def _last(self, built: Built, done: int) -> Round:
+    def _simulated(self, begun: bool) -> Built[InProcess]:
+        return build(self.config, self.data_dir, self.folder / PARTITION if begun else None)
+
+    def _last(self, built: Built[Any], done: int) -> Round:
         """The last round again, for a run that was killed between its last checkpoint and its summary."""
         loss = read_lines(self.folder / ROUNDS)[-1]["loss"]
         return Round(done, [], loss=loss, evaluation=built.loop.evaluate(done))
 
-    def _rounds(self, built: Built, done: int) -> Round | None:
+    def _rounds(self, built: Built[Any], done: int) -> Round | None:
         experiment = self.config.experiment
         for record in built.loop.run(done):
             self.totals.add(record)
@@ -134,7 +140,7 @@ class Run:
         summary: dict[str, Any] = json.loads(path.read_text())
         return summary
 
-    def _begin(self, built: Built, force: bool) -> int:
+    def _begin(self, built: Built[Any], force: bool) -> int:
         if force and _is_run(self.folder):
             clear(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +150,7 @@ class Run:
             temporary.write_text(yaml.safe_dump(self.config.flat(), sort_keys=False))
         return 0
 
-    def _continue(self, built: Built, checkpoint: Checkpoint | None) -> int:
+    def _continue(self, built: Built[Any], checkpoint: Checkpoint | None) -> int:
         if checkpoint is not None:
             restore(built, checkpoint)
             self.totals = Totals(**checkpoint.totals)
@@ -202,11 +208,11 @@ class Run:
             os.fsync(file.fileno())
             self.totals.log_bytes = file.tell()
 
-    def _save(self, built: Built, number: int) -> None:
+    def _save(self, built: Built[Any], number: int) -> None:
         state = Checkpoint(number, built.server, built.federation.store.flat(), vars(self.totals).copy())
         save_checkpoint(self.folder / CHECKPOINTS, state)
 
-    def _finish(self, built: Built, last: Round) -> dict[str, Any]:
+    def _finish(self, built: Built[Any], last: Round) -> dict[str, Any]:
         assert last.evaluation is not None
         write_clients(self.folder / CLIENTS, built.data, last.evaluation, built.loop.late)
         summary = summarize(built, self.config, self.totals, last)
@@ -217,7 +223,7 @@ class Run:
         return summary
 
 
-def restore(built: Built, checkpoint: Checkpoint) -> None:
+def restore(built: Built[Any], checkpoint: Checkpoint) -> None:
     """The server and the clients as they were when the checkpoint was written."""
     built.server.restore(checkpoint.server)
     built.federation.store.restore(checkpoint.clients)
@@ -230,6 +236,7 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
         "selected": len(record.selected),
         "answered": len(record.answered),
         "diverged": [data.names[client] for client in record.diverged],
+        **{fault: [data.names[client] for client in clients] for fault, clients in record.faults.items()},
         "loss": finite(record.loss),
         "lr": record.lr,
         "bytes_up": record.bytes_up,
@@ -322,7 +329,7 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def summarize(built: Built, config: Config, totals: Totals, last: Round) -> dict[str, Any]:
+def summarize(built: Built[Any], config: Config, totals: Totals, last: Round) -> dict[str, Any]:
     """The summary of a finished run."""
     assert last.evaluation is not None
     network, method = built.network, config.method
@@ -389,7 +396,7 @@ def _is_run(folder: Path) -> bool:
 
 def _is_free(folder: Path) -> bool:
     """Nothing is there, or only what a run leaves that is killed while it begins."""
-    beginnings = (PARTITION, f".{PARTITION}.", f".{CONFIG}.")
+    beginnings = (PARTITION, f".{PARTITION}.", f".{CONFIG}.", FEDERATION)
     return not folder.exists() or (
         folder.is_dir() and all(path.name.startswith(beginnings) for path in folder.iterdir())
     )

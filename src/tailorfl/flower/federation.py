@@ -1,0 +1,506 @@
+"""Clients that live on other machines: a federation over Flower's grid."""
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message as FlowerMessage
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from tailorfl.cohort import Engine
+from tailorfl.data import FederatedData
+from tailorfl.data.augment import Augmentation
+from tailorfl.data.federated import Split
+from tailorfl.data.ragged import Ragged
+from tailorfl.errors import UserError
+from tailorfl.exchange.messages import Answers, Message
+from tailorfl.federation.evaluation import ClientScores, Evaluated
+from tailorfl.federation.in_process import InProcess, trainable_clients
+from tailorfl.federation.store import ClientStore
+from tailorfl.flower.checks import (
+    RefusedError,
+    Schema,
+    check_norm,
+    check_samples,
+    check_score,
+    check_tensors,
+    schema_of,
+)
+from tailorfl.flower.outline import Site
+from tailorfl.flower.records import arrays, facts_of, metrics, metrics_of, pack, tensors_of
+from tailorfl.flower.state import check_name, digest
+from tailorfl.methods.method import Method
+from tailorfl.models.network import Network, Values
+from tailorfl.seeding import generator
+
+log = logging.getLogger(__name__)
+
+HELLO, TRAIN, EVALUATE, COMMON, KEEP = "query", "train", "evaluate", "evaluate.common", "evaluate.keep"
+REHEARSED = 8  # made-up rows of the stand-in client that shows what an answer looks like
+REPEATS = 10  # how often a round is repeated that has too few answers
+PATIENCE = 3  # deadlines after which an answer, however late, is no longer waited for
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How long the server waits, and what it takes."""
+
+    deadline: float = 600.0  # seconds of a round
+    min_answers: int = 1
+    max_update_norm: float = 0.0  # 0: none
+    max_samples: int = 0  # of a site; 0: no limit
+    pause: float = 0.2  # seconds between two looks for answers
+
+
+@dataclass
+class Reply:
+    """What came back from a client, or what went wrong."""
+
+    content: RecordDict | None = None
+    problem: str = ""
+
+
+@dataclass
+class Directory:
+    """Which node of the grid is which site. Nodes get new numbers when they start again; sites keep their names."""
+
+    grid: Grid
+    experiment: str
+    rules: Rules
+    known: dict[str, Site] = field(default_factory=dict)  # as they said when the experiment began
+    node_of: dict[str, int] = field(default_factory=dict)
+    archived: dict[str, set[str]] = field(default_factory=dict)  # of each site: what it keeps of the archive
+    closed: bool = False  # whether only known sites may take part
+    _asked: dict[str, int] = field(default_factory=dict)  # message: node
+    _heard: set[int] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Ask nodes that have come who they are, and forget those that have gone."""
+        present = set(self.grid.get_node_ids())
+        self.node_of = {name: node for name, node in self.node_of.items() if node in present}
+        self._heard &= present
+        strangers = present - self._heard - set(self._asked.values())
+        if strangers:
+            facts = pack({"experiment": self.experiment})
+            sent = [FlowerMessage(facts, node, HELLO, ttl=lifetime(self.rules)) for node in strangers]
+            for message, identity in zip(sent, self.grid.push_messages(sent), strict=True):
+                if identity:
+                    self._asked[identity] = message.metadata.dst_node_id
+
+    @property
+    def waiting(self) -> list[str]:
+        return list(self._asked)
+
+    def hear(self, reply: FlowerMessage) -> bool:
+        """Take in an answer to the question who is there; false for any other answer."""
+        node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        if node is None:
+            return False
+        try:
+            self._enter(node, _content(reply))
+        except (UserError, RefusedError, ValueError, KeyError, TypeError) as error:
+            self._heard.add(node)
+            log.warning("a site cannot take part: %s", error)
+        return True
+
+    def _enter(self, node: int, content: RecordDict) -> None:
+        facts = facts_of(content)
+        if "error" in facts:
+            raise RefusedError(str(facts["error"]))
+        site = Site.read(facts["site"])
+        check_name("client", site.name)
+        limit = self.rules.max_samples
+        if min(site.train, site.validation, site.test) < 0 or (limit and site.train > limit):
+            raise RefusedError(f"{site.name} says that it has {site.train} training rows; max-samples={limit}")
+        before = self.known.get(site.name)
+        if before is None and self.closed:
+            raise RefusedError(f"{site.name} was not there when the experiment began; it may join the next one")
+        if before is not None and (before.form, before.partition) != (site.form, site.partition):
+            raise RefusedError(f"{site.name} has other data than when the experiment began")
+        if site.name in self.node_of:
+            log.warning("%s is there twice, or has started again: what came last counts", site.name)
+        self.known[site.name] = site
+        self.node_of[site.name] = node
+        self.archived[site.name] = set(map(str, facts["archived"]))
+        self._heard.add(node)
+
+
+def lifetime(rules: Rules) -> float:
+    """How long Flower keeps a message: beyond the deadline, so that late answers can be counted."""
+    return PATIENCE * rules.deadline + 60
+
+
+def _content(reply: FlowerMessage) -> RecordDict:
+    if reply.has_error():
+        raise RefusedError(f"Flower says: {reply.error.reason or f'error {reply.error.code}'}")
+    return reply.content
+
+
+def gather(directory: Directory, nodes: int, wait: float, clock: Callable[[], float] = time.monotonic) -> list[Site]:
+    """Wait until so many sites have said who they are."""
+    end = clock() + wait
+    log.info("waiting for %d sites", nodes)
+    while len(directory.node_of) < nodes:
+        if clock() > end:
+            there = ", ".join(sorted(directory.node_of)) or "none"
+            raise UserError(f"{len(directory.node_of)} of {nodes} sites came within {wait:g} s: {there}")
+        directory.look()
+        for reply in directory.grid.pull_messages(directory.waiting):
+            directory.hear(reply)
+        if len(directory.node_of) < nodes:
+            time.sleep(directory.rules.pause)
+    return [directory.known[name] for name in directory.node_of]
+
+
+@dataclass
+class OnFlower:
+    """A federation whose clients are nodes of Flower: what ``InProcess`` is for clients of this process."""
+
+    method: Method
+    network: Network
+    data: FederatedData  # an outline: made-up rows
+    engine: Engine
+    seed: int
+    rounds: int
+    augmentation: Augmentation | None = None
+    group_networks: tuple[Network, ...] = ()
+    directory: Directory = field(kw_only=True)
+    term: int = field(kw_only=True)  # which start of this server it is
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    diverged: list[int] = field(default_factory=list, kw_only=True)
+    faults: dict[str, list[int]] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.store = ClientStore(torch.device("cpu"))  # stays empty: what clients keep, they keep themselves
+        self.rules = self.directory.rules
+        self._stand_in = self._rehearsal()
+        self._late: dict[str, int] = {}  # messages of closed rounds, and whom they were for
+        parts = self.data.groups or (self.data,)
+        self._forms = [vars(self.directory.known[self._someone(n)].form) for n in range(len(parts))]
+        self._digests: dict[str, str] = {}
+        self._round = 0  # the one that is under way
+
+    def _someone(self, group: int) -> str:
+        groups = self.data.group_of or (0,) * self.data.clients
+        return self.data.names[groups.index(group)]
+
+    @property
+    def trainable(self) -> tuple[int, ...]:
+        return trainable_clients(self.data)
+
+    def samples(self, clients: Sequence[int]) -> int:
+        """For training, of these clients together."""
+        return sum(self._known(client).train for client in clients)
+
+    def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
+        """Ask these clients to train. The answers are handed out when the round is closed, in a fixed order."""
+        self._round, self.diverged, self.faults = round, [], {}
+        found: dict[int, Answers] = {}
+        asked: set[int] = set()
+        wanted, least = list(clients), min(self.rules.min_answers, len(self.trainable))
+        for attempt in range(REPEATS + 1):
+            asked |= set(wanted)
+            found |= self._trained(round, wanted, message)
+            if len(found) >= least or not clients:
+                break
+            wanted = self._others(round, attempt, asked, set(found))
+            log.warning("round %d: %d answers, %d are needed; asking others", round, len(found), least)
+        else:
+            raise UserError(f"round {round}: {len(found)} answers after {REPEATS} repeats, {least} are needed")
+        yield from self._stacked(round, found)
+
+    def evaluate(self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]) -> Evaluated:
+        """Each client's personalized model on its own data; of those that answer."""
+        self._round = round
+        replies = self._exchange(clients, EVALUATE, Contents(self, round, message, {"splits": list(splits)}))
+        scores: dict[str, list[tuple[int, dict[str, float]]]] = {}
+        measures: dict[str, dict[int, float]] = {}
+        for client, reply in replies.items():
+            try:
+                content = _good(reply)
+                for name in content.metric_records:
+                    kind, _, what = name.partition(".")
+                    if kind in ("score", "other"):
+                        rows = getattr(self._known(client), what if kind == "score" else "test")
+                        scores.setdefault(name, []).append((client, check_score(metrics_of(content, name), rows)))
+                for name, value in metrics_of(content, "measures").items():
+                    measures.setdefault(name, {})[client] = value
+            except (RefusedError, ValueError, KeyError, AttributeError) as error:
+                self._refuse(client, str(error))
+        return Evaluated(
+            {split: _gathered(scores.get(f"score.{split}", [])) for split in splits},
+            {name.removeprefix("other."): _gathered(own) for name, own in scores.items() if name.startswith("other.")},
+            measures,
+        )
+
+    def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores:
+        """One model on every client's data."""
+        record = arrays(values)
+
+        def content(client: int) -> RecordDict:
+            return pack(self._facts(0, client) | {"split": split, "archive": []}, common=record)
+
+        rows: list[tuple[int, dict[str, float]]] = []
+        for client, reply in self._exchange(clients, COMMON, content).items():
+            try:
+                known = getattr(self._known(client), split)
+                rows.append((client, check_score(metrics_of(_good(reply), f"score.{split}"), known)))
+            except (RefusedError, ValueError) as error:
+                self._refuse(client, str(error))
+        return _gathered(rows)
+
+    def hand_over(self, round: int, message: Message) -> list[str]:
+        """Let every site write the model that serves it, at the end; those that have done so."""
+        self._round = round
+        done = []
+        for client, reply in self._exchange(range(self.data.clients), KEEP, Contents(self, round, message, {})).items():
+            try:
+                _good(reply)
+                done.append(self.data.names[client])
+            except (RefusedError, ValueError) as error:
+                log.warning("%s has no model of its own: %s", self.data.names[client], error)
+        return done
+
+    # A round.
+
+    def _trained(self, round: int, clients: Sequence[int], message: Message) -> dict[int, Answers]:
+        """The answers of these clients that came in time and can be taken."""
+        contents = Contents(self, round, message, {})
+        found: dict[int, Answers] = {}
+        for client, reply in self._exchange(clients, TRAIN, contents).items():
+            try:
+                content = _good(reply)
+                if facts_of(content).get("diverged"):
+                    self._diverge(client)
+                else:
+                    found[client] = self._checked(client, content, contents)
+            except (RefusedError, ValueError, KeyError) as error:
+                self._refuse(client, str(error))
+        return found
+
+    def _checked(self, client: int, content: RecordDict, contents: "Contents") -> Answers:
+        sent, numbers = tensors_of(content, "answer"), metrics_of(content, "numbers")
+        received = contents.received(client)
+        check_tensors(sent, contents.schema(client))
+        samples = check_samples(numbers["samples"], self._known(client).train)
+        given = {**received.tensors, **{name: tensor[0] for name, tensor in received.own.items()}}
+        check_norm(sent, given, self.method.gradients, self.rules.max_update_norm)
+        self.directory.archived[self.data.names[client]] = set(map(str, facts_of(content).get("archived", ())))
+        device = self.engine.device
+        return Answers(
+            (client,),
+            torch.tensor([samples]),
+            {name: tensor[None].to(device) for name, tensor in sent.items()},
+            torch.tensor([numbers["loss"]]),
+        )
+
+    def rehearse(self, round: int, client: int, received: Message) -> Schema:
+        """What this client should send: the method's client code, run here on a few made-up rows, shows it."""
+        cohort = self._stand_in.cohort(round, (client,), received)
+        sent = self._stand_in.method.train(cohort, received)
+        return schema_of({name: stack[0] for name, stack in sent.items()})
+
+    def _rehearsal(self) -> InProcess:
+        """The simulator with clients that have a few made-up rows each."""
+        few = [view.with_rows(partial(_few, view)) for view in (self.data, *self.data.groups)]
+        data = replace(few[0], groups=tuple(few[1:]))
+        brief = self.method.model_copy(update={"local_epochs": min(1, self.method.local_epochs)})
+        return InProcess(brief, self.network, data, self.engine, self.seed, self.rounds, None, self.group_networks)
+
+    def _stacked(self, round: int, found: dict[int, Answers]) -> Iterator[Answers]:
+        """The answers in the stacks in which the simulator would have them, so that sums come out the same."""
+        for clients in self._stand_in.stacks(round, list(found), self.data):
+            yield _joined([found.pop(client) for client in clients])
+
+    def _others(self, round: int, attempt: int, asked: set[int], found: set[int]) -> list[int]:
+        """Whom to ask when too few answered: those who were not asked yet, else all who did not answer."""
+        able = [client for client in self.trainable if client not in asked]
+        able = able or [client for client in self.trainable if client not in found]
+        number = min(len(able), max(1, self.rules.min_answers - len(found)))
+        rng = generator(self.seed, "repeat", round, attempt)
+        return sorted(int(client) for client in rng.choice(np.asarray(able), size=number, replace=False))
+
+    def _refuse(self, client: int, why: str) -> None:
+        self.faults.setdefault("refused", []).append(client)
+        log.warning("round %d: the answer of %s is refused: %s", self._round, self.data.names[client], why)
+
+    def _diverge(self, client: int) -> None:
+        self.diverged.append(client)
+        name = self.data.names[client]
+        log.warning("round %d: client %s diverged; left out, it keeps its last state", self._round, name)
+
+    # Messages.
+
+    def _known(self, client: int) -> Site:
+        return self.directory.known[self.data.names[client]]
+
+    def _facts(self, round: int, client: int) -> dict[str, Any]:
+        groups = {"group_of": self.data.group_of} if self.data.groups else {}
+        return {
+            "experiment": self.directory.experiment,
+            "term": self.term,
+            "round": round,
+            "client": client,
+            "clients": self.data.clients,
+            "forms": self._forms,
+            **groups,
+        }
+
+    def _exchange(self, clients: Sequence[int], kind: str, content: Callable[[int], RecordDict]) -> dict[int, Reply]:
+        """Send to each client what is for it, and wait for the answers until the deadline."""
+        end = self.clock() + self.rules.deadline
+        flight: dict[str, int] = {}  # messages that are not answered, and whom they are for
+        sent_to: dict[int, int] = {}  # the node to which each client's message went last
+        replies: dict[int, Reply] = {}
+        while len(replies) < len(clients) and self.clock() < end:
+            self.directory.look()
+            open_to = [client for client in clients if client not in replies]
+            flight |= self._send(open_to, sent_to, kind, content)
+            waiting = [*flight, *self.directory.waiting, *self._late]
+            for reply in self.directory.grid.pull_messages(waiting) if waiting else ():
+                identity = reply.metadata.reply_to_message_id
+                if self.directory.hear(reply) or self._too_late(reply):
+                    continue
+                client = flight.pop(identity, None)
+                if client is not None and client not in replies:
+                    self._receive(client, reply, sent_to, replies)
+            if len(replies) < len(clients):
+                time.sleep(self.rules.pause)
+        self._late |= flight
+        self._miss([client for client in clients if client not in replies])
+        return dict(sorted(replies.items()))
+
+    def _send(
+        self, clients: Iterable[int], sent_to: dict[int, int], kind: str, content: Callable[[int], RecordDict]
+    ) -> dict[str, int]:
+        """To clients whose node is there, unless that node has the message already."""
+        nodes = {client: self.directory.node_of.get(self.data.names[client]) for client in clients}
+        due = {client: node for client, node in nodes.items() if node is not None and sent_to.get(client) != node}
+        messages = [FlowerMessage(content(c), node, kind, ttl=lifetime(self.rules)) for c, node in due.items()]
+        identities = list(self.directory.grid.push_messages(messages)) if messages else []
+        pushed = {client: identity for client, identity in zip(due, identities, strict=True) if identity}
+        sent_to |= {client: due[client] for client in pushed}
+        return {identity: client for client, identity in pushed.items()}
+
+    def _receive(self, client: int, reply: FlowerMessage, sent_to: dict[int, int], replies: dict[int, Reply]) -> None:
+        name = self.data.names[client]
+        if reply.has_error():
+            if self.directory.node_of.get(name) == sent_to[client]:  # else it has gone, and may come again
+                replies[client] = Reply(problem=f"Flower says: {reply.error.reason or f'error {reply.error.code}'}")
+        elif _lacks(reply.content):
+            self.directory.archived[name] = set()
+            del sent_to[client]
+        else:
+            replies[client] = Reply(reply.content)
+
+    def _too_late(self, reply: FlowerMessage) -> bool:
+        client = self._late.pop(reply.metadata.reply_to_message_id, None)
+        if client is not None and reply.has_content():
+            self.faults.setdefault("late", []).append(client)
+            name = self.data.names[client]
+            log.warning("round %d: an answer of %s came too late, it is dropped", self._round, name)
+        return client is not None
+
+    def _miss(self, clients: Sequence[int]) -> None:
+        if clients:
+            self.faults.setdefault("missing", []).extend(clients)
+            names = ", ".join(self.data.names[client] for client in clients)
+            log.warning("round %d: no answer within %g s from %s", self._round, self.rules.deadline, names)
+
+    def digest(self, name: str, tensor: Tensor) -> str:
+        """Of a tensor in the archive, which never changes."""
+        if name not in self._digests:
+            self._digests[name] = digest(tensor)
+        return self._digests[name]
+
+    def network_of(self, client: int, round: int) -> tuple[int, Network]:
+        """The network that a client has in a round, and its number."""
+        kind = self._stand_in.kind_of(client, round)
+        return kind, self._stand_in.networks[kind]
+
+
+@dataclass
+class Contents:
+    """What each client of a round is sent; made when it is sent, and once."""
+
+    federation: OnFlower
+    round: int
+    message: Message
+    more: Mapping[str, Any]
+    _received: dict[int, Message] = field(default_factory=dict)
+    _schemas: dict[Hashable, Schema] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shared = arrays(self.message.tensors)
+        self._numbers = metrics(self.message.numbers)
+        self._archive = [(name, self.federation.digest(name, tensor)) for name, tensor in self.message.archive.items()]
+
+    def received(self, client: int) -> Message:
+        """The message as this client receives it."""
+        if client not in self._received:
+            _, network = self.federation.network_of(client, self.round)
+            self._received[client] = self.message.to((client,), network)
+        return self._received[client]
+
+    def schema(self, client: int) -> Schema:
+        """What the client should send; the same for all that have its network and are sent things of the same form."""
+        received, (kind, _) = self.received(client), self.federation.network_of(client, self.round)
+        alike = (kind, *schema_of(received.own).items())
+        if alike not in self._schemas:
+            self._schemas[alike] = self.federation.rehearse(self.round, client, received)
+        return self._schemas[alike]
+
+    def __call__(self, client: int) -> RecordDict:
+        federation = self.federation
+        there = federation.directory.archived.get(federation.data.names[client], set())
+        lacking = {n: self.message.archive[n] for n, known_by in self._archive if known_by not in there}
+        return pack(
+            {**federation._facts(self.round, client), "archive": self._archive, **self.more},
+            shared=self._shared,
+            own=arrays(self.received(client).own),
+            archive=arrays(lacking),
+            numbers=self._numbers,
+        )
+
+
+def _good(reply: Reply) -> RecordDict:
+    if reply.content is None:
+        raise RefusedError(reply.problem)
+    facts = facts_of(reply.content)
+    if "error" in facts:
+        raise RefusedError(str(facts["error"]))
+    return reply.content
+
+
+def _lacks(content: RecordDict) -> bool:
+    try:
+        return bool(facts_of(content).get("lacks"))
+    except ValueError:
+        return False
+
+
+def _joined(answers: Sequence[Answers]) -> Answers:
+    return Answers(
+        tuple(client for answer in answers for client in answer.clients),
+        torch.cat([answer.samples for answer in answers]),
+        {name: torch.cat([answer.tensors[name] for answer in answers]) for name in answers[0].tensors},
+        torch.cat([answer.loss for answer in answers]),
+    )
+
+
+def _few(data: FederatedData, split: Split) -> Ragged:
+    ragged = data.rows(split)
+    return Ragged.from_lists([ragged.of(client)[:REHEARSED].numpy() for client in range(data.clients)])
+
+
+def _gathered(rows: Sequence[tuple[int, Mapping[str, float]]]) -> ClientScores:
+    ordered = sorted(rows, key=lambda row: row[0])
+    columns = [np.array([numbers[key] for _, numbers in ordered]) for key in ("samples", "correct", "loss")]
+    return ClientScores(tuple(client for client, _ in ordered), *columns)

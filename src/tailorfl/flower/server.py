@@ -1,0 +1,146 @@
+"""The server: our round loop over a Flower federation, in a run's folder, from where it goes on after a crash."""
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from tailorfl.data.atomic import durable_file
+from tailorfl.errors import UserError
+from tailorfl.federation.checkpoint import newest_checkpoint
+from tailorfl.flower.federation import Directory, OnFlower, Rules, gather
+from tailorfl.flower.node import experiment_of
+from tailorfl.flower.outline import Site, ordered, outline
+from tailorfl.study.build import Built, build_on, cast
+from tailorfl.study.config import Config
+from tailorfl.study.run import CHECKPOINTS, CONFIG, FEDERATION, Run, restore
+
+log = logging.getLogger(__name__)
+
+SITES, MODELS = "sites.json", "models.json"  # who takes part, and who has its model at the end
+RUN_KEYS = ("experiment", "out", "state", "nodes", "wait", "deadline", "min-answers", "max-update-norm", "max-samples")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The run configuration, beside the experiment."""
+
+    out: Path
+    nodes: int
+    wait: float
+    rules: Rules
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> "ServerOptions":
+        unknown = [key for key in given if key not in RUN_KEYS]
+        if unknown:
+            raise UserError(f"run configuration: unknown key {unknown[0]!r}; allowed: {', '.join(RUN_KEYS)}")
+        if not given.get("out"):
+            raise UserError('run configuration: no folder for the results; allowed: out="FOLDER"')
+        rules = Rules(
+            deadline=_number(given, "deadline", 600.0),
+            min_answers=int(_number(given, "min-answers", 1)),
+            max_update_norm=_number(given, "max-update-norm", 0.0),
+            max_samples=int(_number(given, "max-samples", 0)),
+        )
+        if rules.deadline <= 0:
+            raise UserError(f"run configuration: deadline={rules.deadline:g}; allowed: more than 0 seconds")
+        return ServerOptions(
+            Path(str(given["out"])), int(_number(given, "nodes", 0)), _number(given, "wait", 600.0), rules
+        )
+
+
+def _number(given: Mapping[str, Any], key: str, default: float) -> float:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise UserError(f"run configuration: {key}={value!r}; allowed: a number, 0 or more")
+    return value
+
+
+@dataclass
+class Roll:
+    """Who takes part, by which name the experiment is known to the sites, and how often the server was started."""
+
+    experiment: str
+    term: int
+    sites: list[Site]
+
+    @staticmethod
+    def read(path: Path) -> "Roll":
+        found = json.loads(path.read_text())
+        return Roll(found["experiment"], found["term"], [Site.read(site) for site in found["sites"]])
+
+    def write(self, path: Path) -> None:
+        facts = {"experiment": self.experiment, "term": self.term, "sites": [site.facts() for site in self.sites]}
+        with durable_file(path) as temporary:
+            temporary.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def serve(grid: Grid, context: Context) -> dict[str, Any] | None:
+    """Run the experiment of the run configuration to its end; go on where an earlier run of it stopped."""
+    config, options = experiment_of(context.run_config), ServerOptions.read(context.run_config)
+    begun = (options.out / CONFIG).is_file()
+    make = partial(_made, grid, config, options)
+    if begun:
+        log.info("going on in %s", options.out)
+    summary = Run(config, options.out, watch=_say, make=make).execute(resume=begun)
+    if summary is not None:
+        _hand_over(make, options.out)
+    return summary
+
+
+def _hand_over(make: Callable[[bool], Built[OnFlower]], folder: Path) -> None:
+    """Sites get their models when the run has ended; noted, so that a server that is killed here does it again."""
+    note = folder / FEDERATION / MODELS
+    if note.is_file():
+        return
+    built = make(True)
+    checkpoint = newest_checkpoint(folder / CHECKPOINTS, built.network.device)
+    assert checkpoint is not None
+    restore(built, checkpoint)
+    done = built.federation.hand_over(checkpoint.round, built.loop.message_for_evaluation())
+    log.info("%d of %d sites have written their models", len(done), built.data.clients)
+    with durable_file(note) as temporary:
+        temporary.write_text(json.dumps({"round": checkpoint.round, "sites": done}) + "\n")
+
+
+def _made(grid: Grid, config: Config, options: ServerOptions, begun: bool) -> Built[OnFlower]:
+    path = options.out / FEDERATION / SITES
+    if begun:
+        roll = Roll.read(path)
+        roll.term += 1
+        directory = Directory(
+            grid, roll.experiment, options.rules, {site.name: site for site in roll.sites}, closed=True
+        )
+    else:
+        # A name of its own for every experiment: what sites kept of another one must not be mistaken for this one's.
+        roll = Roll(f"{config.method_name}-{uuid.uuid4().hex[:12]}", 1, [])
+        directory = Directory(grid, roll.experiment, options.rules)
+        expected = options.nodes or config.experiment.clients or 0
+        if not expected:
+            raise UserError(
+                "run configuration: how many sites are there? allowed: nodes=N, or clients in the experiment"
+            )
+        roll.sites = ordered(gather(directory, expected, options.wait))
+        directory.closed = True
+    roll.write(path)
+    data = cast(outline(config.experiment, roll.sites), config.experiment.precision)
+    return build_on(config, data, partial(OnFlower, directory=directory, term=roll.term))
+
+
+def _say(line: dict[str, Any]) -> None:
+    """A round has ended."""
+    loss = "-" if line["loss"] is None else f"{line['loss']:.4g}"
+    accuracy = line.get("personalized_accuracy")
+    tested = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
+    log.info(
+        "round %d: %d of %d answered, training loss %s%s, %.1f s",
+        line["round"], line["answered"], line["selected"], loss, tested, line["seconds"],
+    )  # fmt: skip
