@@ -1,7 +1,6 @@
 """The command ``tailor``."""
 
 import inspect
-import logging
 import os
 import re
 import sys
@@ -11,11 +10,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Column, Table
 
 from tailorfl import __version__
+from tailorfl.console import err, fresh, out, show_log, stopped
 from tailorfl.errors import UserError
 from tailorfl.flower.commands import flower_app
 
@@ -29,10 +28,6 @@ app = typer.Typer(
 data_app = typer.Typer(help="Datasets: list, inspect, prepare.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
-
-# What is printed may hold anything a user typed: no :codes: for pictures in it.
-out = Console(emoji=False)
-err = Console(stderr=True, emoji=False)
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, or of typer's own copy of it
 
@@ -70,7 +65,7 @@ def run(
     from tailorfl.study.run import CONFIG
     from tailorfl.study.tables import stage_table, summary_table
 
-    _log(quiet)
+    show_log(quiet)
     pairs = list(settings or [])
     if method and "=" in method:
         pairs = [method, *pairs]
@@ -85,11 +80,11 @@ def run(
     if not name:
         raise UserError("no method is named; allowed: tailor run METHOD, or a line 'method: NAME' in --config")
     checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
-    folder = out_dir or _fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
+    folder = out_dir or fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
     with StopOnInterrupt(err) as stop:
         summary = _run(checked, folder, data_dir, resume, force, quiet, stop)
     if summary is None:
-        _stopped(f"tailor run --resume --out {folder}")
+        stopped(f"tailor run --resume --out {folder}")
     out.print(summary_table([summary]))
     if "stages" in summary:
         out.print(stage_table(summary))
@@ -114,13 +109,13 @@ def compare(
     from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.tables import summary_table
 
-    _log(quiet)
+    show_log(quiet)
     names = [argument for argument in arguments or () if "=" not in argument]
     read = read_settings([argument for argument in arguments or () if "=" in argument], config)
     if not names:
         raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
     configs = configure_all(names, read)
-    folder = out_dir or _fresh(f"compare-{configs[0].experiment.data}-seed{configs[0].experiment.seed}")
+    folder = out_dir or fresh(f"compare-{configs[0].experiment.data}-seed{configs[0].experiment.seed}")
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the comparison")
     folders = {config.method_name: folder / config.method_name.replace(":", ".") for config in configs}
@@ -135,7 +130,7 @@ def compare(
 
         summaries = run_all(configs, folder, one, lambda: stop.wanted)
     if summaries is None:
-        _stopped(f"the same command with --resume --out {folder}")
+        stopped(f"the same command with --resume --out {folder}")
     table = write_table(summaries, folder)
     out.print(summary_table(summaries))
     out.print(f"results: {table}", highlight=False, soft_wrap=True)
@@ -157,7 +152,7 @@ def export(
     def show(about: dict[str, Any]) -> None:
         out.print(in_words(about), highlight=False, markup=False, soft_wrap=True)
 
-    _log(quiet=True)
+    show_log(quiet=True)
     written = write(folder, client, out_dir, data_dir, force, show)
     out.print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
 
@@ -177,7 +172,7 @@ def draw(
     from tailorfl.study.mixing import draw_mixing, has_mixing, read_notes
     from tailorfl.study.picture import draw_detections
 
-    _log(quiet=True)
+    show_log(quiet=True)
     if what not in (None, "objects", "mixing"):
         raise UserError(f"--what {what}: not known; allowed: objects, mixing")
     mixes = what == "mixing" if what else has_mixing(read_notes(folder))
@@ -220,7 +215,7 @@ def reproduce(
     if resume:
         raise UserError(f"--resume: {name} is computed in one go; allowed: --force to replace it")
     checked = studies.read_options(name, read_settings(settings or []))
-    folder = out_dir or _fresh(name)
+    folder = out_dir or fresh(name)
     studies.check_folder(folder, force)
     with studies.progress(Console(stderr=True, quiet=True) if quiet else err, name) as show:
         rows = study.run(checked, show)
@@ -249,7 +244,7 @@ def _reproduce_recipe(
     from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.recipe import plan
 
-    _log(quiet)
+    show_log(quiet)
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the study")
     if resume and out_dir is not None and not force:
@@ -261,7 +256,7 @@ def _reproduce_recipe(
         for line in said:
             out.print(line, highlight=False, markup=False)
         return
-    folder = out_dir or _fresh(recipe.name)
+    folder = out_dir or fresh(recipe.name)
     if force or not resume:
         studies.check_folder(folder, force)
     studies.begin(planned, folder, force)
@@ -269,7 +264,7 @@ def _reproduce_recipe(
         shown = Console(stderr=True, quiet=True) if quiet else err
         outcome = studies.run_cells(planned, folder, data_dir, resume and not force, shown, lambda: stop.wanted)
     if outcome is None:
-        _stopped(f"tailor reproduce {name} --resume --out {folder}")
+        stopped(f"tailor reproduce {name} --resume --out {folder}")
     for line in heading(outcome):
         out.print(line, highlight=False, markup=False)
     for table in terminal_tables(outcome, out.width):
@@ -415,24 +410,6 @@ def _draw(draw: Callable[[Path], None], path: Path) -> None:
         out.print(f"picture: {path}", highlight=False, soft_wrap=True)
     except UserError as missing:
         err.print(f"no picture: {missing}", highlight=False, markup=False)
-
-
-def _stopped(how: str) -> NoReturn:
-    err.print(f"stopped; go on with: {how}", highlight=False, soft_wrap=True)
-    raise typer.Exit(130)
-
-
-def _fresh(name: str) -> Path:
-    """A folder below ``runs`` that is not there yet."""
-    name = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name)
-    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1_000_000))
-    return next(path for path in candidates if not path.exists())
-
-
-def _log(quiet: bool) -> None:
-    handler = RichHandler(console=err, show_path=False, show_time=False, markup=False, highlighter=None)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
-    logging.getLogger("tailorfl").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def _idea(kind: Any) -> str:

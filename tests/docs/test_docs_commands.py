@@ -184,7 +184,7 @@ def check(command: Command) -> None:
     given = group.make_context(group.name, words).params
     arguments = [*(given.get("arguments") or ()), *(given.get("settings") or ())]
     pairs = [word for word in arguments if "=" in word]
-    names = [word for word in (given.get("method"), *arguments) if word and "=" not in word]
+    names = [word for word in (given.get("method"), given.get("experiment"), *arguments) if word and "=" not in word]
     settings = read_settings(pairs)
     if group.name == "reproduce":
         read_options(given["name"], settings)
@@ -201,6 +201,11 @@ def test_a_typo_in_a_command_that_cannot_run_is_found() -> None:
     for wrong in (("data=cifar11",), ("lerning_rate=1",), ("rounds=0",), ("--data-folder", "data"), ("fedpar",)):
         with pytest.raises((Exception, SystemExit)):
             check(Command((*good, *wrong), "cifar10", ""))
+    up = ("tailor", "flower", "up", "fedper", "clients=2", "--tls")
+    check(Command(up, "processes", ""))
+    for wrong in (("clints=2",), ("--nods", "2")):
+        with pytest.raises((Exception, SystemExit)):
+            check(Command((*up, *wrong), "processes", ""))
     check(Command(("tailor", "reproduce", "ppfe/figure3", "seed=1"), "a-minute", ""))
     for name, setting in (("ppfe/figure4", "seed=1"), ("ppfe/figure3", "sead=1")):
         with pytest.raises(UserError):
@@ -338,8 +343,9 @@ def test_the_configuration_of_a_run_repeats_it_to_the_bit(finished: Path, tmp_pa
 
 def test_dependencies_point_the_way_the_table_says() -> None:
     table = {named(cells[0])[0]: set(named(cells[2])) for cells in rows(section("docs/architecture.md", "The house"))}
-    everyone = {"errors", "seeding"}
-    table["study"] = set(table) - {"study", "cli"}
+    everyone = {"console", "errors", "seeding"}
+    table["study"] = set(table) - {"study", "flower", "cli"}  # all of the above
+    table["flower"] = set(table) - {"flower", "cli"}
     package = ROOT / "src" / "tailorfl"
     assert set(table) == {path.stem for path in package.iterdir() if _holds_code(path)} - everyone
     for name, allowed in table.items():

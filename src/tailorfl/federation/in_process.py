@@ -39,6 +39,7 @@ class InProcess:
     group_networks: tuple[Network, ...] = ()  # of a federation of groups: that of each
     diverged: list[int] = field(default_factory=list)  # clients left out of the round that trained last
     faults: dict[str, list[int]] = field(default_factory=dict)  # nothing gets lost in one process
+    notes: dict[int, dict[str, float]] = field(default_factory=dict)  # and nothing takes a client longer than it must
 
     def __post_init__(self) -> None:
         self.networks = self.group_networks or self.method.networks(self.network)

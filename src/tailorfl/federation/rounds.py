@@ -22,6 +22,7 @@ class Federation(Protocol):
     store: ClientStore  # what clients keep between rounds, where this process keeps it for them
     diverged: list[int]  # clients left out of the round that trained last, because their updates were not finite
     faults: dict[str, list[int]]  # clients of that round with which something else went wrong, by what it was
+    notes: dict[int, dict[str, float]]  # what is worth writing down of clients of that round
 
     @property
     def trainable(self) -> tuple[int, ...]: ...
@@ -67,7 +68,7 @@ class Round:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
-    notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what the method wrote down of clients
+    notes: dict[int, dict[str, float]] = field(default_factory=dict)  # what is written down of clients, by name
     evaluation: Evaluation | None = None
 
 
@@ -103,11 +104,13 @@ class RoundLoop:
         record.bytes_down += sum(map(self.server.hand_out, record.selected))
         self.method.aggregate(self.server, self._answers(record, message), self.network)
         record.notes, self.server.notes = self.server.notes, {}
+        for client, numbers in self.federation.notes.items():
+            record.notes.setdefault(client, {}).update(numbers)
         record.diverged = sorted(self.federation.diverged)
-        record.faults = {fault: sorted(clients) for fault, clients in self.federation.faults.items()}
         record.seconds = self._now() - start
         if self.evaluate_in(number):
             record.evaluation = self.evaluate(number)
+        record.faults = {fault: sorted(set(clients)) for fault, clients in self.federation.faults.items()}
         return record
 
     def evaluate(self, number: int) -> Evaluation:

@@ -16,6 +16,17 @@ class RefusedError(Exception):
     """An answer that does not count, and why."""
 
 
+# What reading an answer may end with, whatever a site has put into it.
+UNREADABLE = (RefusedError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+SHOWN = 300  # characters of what a site says
+
+
+def said(text: object) -> str:
+    """What a site says of itself, on one line of the log."""
+    shown = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+
+
 def schema_of(tensors: Mapping[str, Tensor]) -> Schema:
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
@@ -62,6 +73,9 @@ def check_score(numbers: Mapping[str, float], known: int) -> dict[str, float]:
     if set(numbers) != {"samples", "correct", "loss"}:
         raise RefusedError(f"a score has {sorted(numbers)}, not samples, correct and loss")
     samples, correct = numbers["samples"], numbers["correct"]
-    if samples > known or samples < 0 or not 0 <= correct <= samples:
+    # None of the rows: where there is no object to find in them.
+    if samples not in (0, known) or not 0 <= correct <= samples:
         raise RefusedError(f"a score counts {correct} hits of {samples} rows, and the site said that it has {known}")
+    if numbers["loss"] < 0:
+        raise RefusedError(f"a score has a loss of {numbers['loss']:g}")
     return dict(numbers)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
+from tailorfl.console import err, fresh, out, show_log, stopped
 from tailorfl.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,17 +57,16 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: a server and its sites as processes of their own."""
-    from tailorfl.cli import _fresh, _log, err, out
     from tailorfl.flower.launch import check_port, program
     from tailorfl.flower.project import RunConfig, experiment_text, read_run, write_app
     from tailorfl.study.run import SUMMARY
 
-    _log(quiet)
+    show_log(quiet)
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the run")
     stored = _stored(_place(out_dir) / APP) if resume and out_dir else {}
     checked = _checked(experiment, settings, config, stored)
-    folder = (out_dir or _fresh(f"{checked.method_name}-flower-seed{checked.experiment.seed}")).absolute()
+    folder = (out_dir or fresh(f"{checked.method_name}-flower-seed{checked.experiment.seed}")).absolute()
     if not (resume and (folder / SUMMARY).is_file()):
         _check_folder(folder, resume)
         program("flower-superlink")
@@ -83,7 +83,6 @@ def up(
 def _launch(
     checked: "Config", folder: Path, nodes: int, tls: bool, port: int | None, data_dir: Path | None, shown: Console
 ) -> None:
-    from tailorfl.cli import _stopped, err
     from tailorfl.flower.launch import LaunchError, Site, StopOnSignal, Stopped, run_app
 
     place = _place(folder)
@@ -100,7 +99,7 @@ def _launch(
     except LaunchError as failed:
         _fail(failed, f"logs: {place / 'logs'}")
     except Stopped:
-        _stopped(f"tailor flower up --resume --out {folder}{' --tls' if tls else ''}")
+        stopped(f"tailor flower up --resume --out {folder}{' --tls' if tls else ''}")
     if shown.quiet:
         return
     err.print(f"all processes stopped; logs: {place / 'logs'}", highlight=False, soft_wrap=True)
@@ -125,7 +124,6 @@ def app(
     force: Annotated[bool, typer.Option("--force", help="Replace an app that is there.")] = False,
 ) -> None:
     """Write an experiment as a Flower app, for 'flwr run'."""
-    from tailorfl.cli import out
     from tailorfl.flower.project import PROJECT, RunConfig, experiment_text, read_run, write_app
 
     if to is None:
@@ -152,7 +150,6 @@ def certs(
     nodes: Annotated[list[str] | None, typer.Option("--node", help="A site's name.")] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate, and a key for every site; what is there stays."""
-    from tailorfl.cli import out
     from tailorfl.flower.certs import make_certs
 
     written = make_certs(to, hosts or [], nodes or [])
@@ -180,7 +177,6 @@ def node(
     port: Annotated[int | None, typer.Option("--port", help="For its own processes; by default a free one.")] = None,
 ) -> None:
     """Run a site: a SuperNode that is started again when it ends."""
-    from tailorfl.cli import err
     from tailorfl.flower.launch import LaunchError, Link, Site, StopOnSignal, Stopped, check_port, keep_node, program
     from tailorfl.flower.project import check_name, node_config
 
@@ -373,7 +369,6 @@ def _show(folder: Path, out: Console) -> None:
 
 def _fail(failed: Any, where: str) -> None:
     """The last lines of the log that says why, then what failed; exit status 1."""
-    from tailorfl.cli import err
 
     for line in failed.tail:
         err.print(line, highlight=False, markup=False, soft_wrap=True)

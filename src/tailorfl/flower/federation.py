@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import Message as FlowerMessage
 from flwr.app import RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -23,14 +24,17 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message
 from tailorfl.federation.evaluation import ClientScores, Evaluated
 from tailorfl.federation.in_process import InProcess, trainable_clients
+from tailorfl.federation.selection import NOBODY_LATE, Latecomers
 from tailorfl.federation.store import ClientStore
 from tailorfl.flower.checks import (
+    UNREADABLE,
     RefusedError,
     Schema,
     check_norm,
     check_samples,
     check_score,
     check_tensors,
+    said,
     schema_of,
 )
 from tailorfl.flower.outline import Site
@@ -43,6 +47,7 @@ from tailorfl.seeding import generator
 log = logging.getLogger(__name__)
 
 HELLO, TRAIN, EVALUATE, COMMON, KEEP = "query", "train", "evaluate", "evaluate.common", "evaluate.keep"
+SECONDS = "site_seconds"  # that a site's own part of a round took: reading data and state, training, writing state
 REHEARSED = 8  # made-up rows of the stand-in client that shows what an answer looks like
 REPEATS = 10  # how often a round is repeated that has too few answers
 PATIENCE = 3  # deadlines after which an answer, however late, is no longer waited for
@@ -56,7 +61,7 @@ class Rules:
     min_answers: int = 1
     max_update_norm: float = 0.0  # 0: none
     max_samples: int = 0  # of a site; 0: no limit
-    pause: float = 0.2  # seconds between two looks for answers
+    pause: float = 0.5  # seconds between two looks for answers
 
 
 @dataclass
@@ -69,7 +74,10 @@ class Reply:
 
 @dataclass
 class Directory:
-    """Which node of the grid is which site. Nodes get new numbers when they start again; sites keep their names."""
+    """Which node of the grid is which site.
+
+    Sites keep their names. A node that starts again has a new number, or the old one if Flower knows it by its key.
+    """
 
     grid: Grid
     experiment: str
@@ -78,21 +86,31 @@ class Directory:
     node_of: dict[str, int] = field(default_factory=dict)
     archived: dict[str, set[str]] = field(default_factory=dict)  # of each site: what it keeps of the archive
     closed: bool = False  # whether only known sites may take part
+    visits: dict[str, int] = field(default_factory=dict)  # how often each site has said who it is
     _asked: dict[str, int] = field(default_factory=dict)  # message: node
-    _heard: set[int] = field(default_factory=set)
+    _heard: dict[int, str] = field(default_factory=dict)  # node: site; no name if it cannot take part
 
     def look(self) -> None:
         """Ask nodes that have come who they are, and forget those that have gone."""
         present = set(self.grid.get_node_ids())
-        self.node_of = {name: node for name, node in self.node_of.items() if node in present}
-        self._heard &= present
-        strangers = present - self._heard - set(self._asked.values())
-        if strangers:
-            facts = pack({"experiment": self.experiment})
-            sent = [FlowerMessage(facts, node, HELLO, ttl=lifetime(self.rules)) for node in strangers]
-            for message, identity in zip(sent, self.grid.push_messages(sent), strict=True):
-                if identity:
-                    self._asked[identity] = message.metadata.dst_node_id
+        gone = {name for name, node in self.node_of.items() if node not in present}
+        self.node_of = {name: node for name, node in self.node_of.items() if name not in gone}
+        # Where two nodes had one name, the other may now take its place.
+        self._heard = {node: name for node, name in self._heard.items() if node in present and name not in gone}
+        self._asked = {message: node for message, node in self._asked.items() if node in present}
+        strangers = present - set(self._heard) - set(self._asked.values())
+        facts = pack({"experiment": self.experiment})
+        sent = [FlowerMessage(facts, node, HELLO, ttl=lifetime(self.rules)) for node in sorted(strangers)]
+        for message, identity in zip(sent, self.push(sent), strict=True):
+            if identity:
+                self._asked[identity] = message.metadata.dst_node_id
+
+    def push(self, messages: Sequence[FlowerMessage]) -> list[str | None]:
+        """Hand messages to Flower: their identities, None for one that it did not take."""
+        found: list[str | None] = list(self.grid.push_messages(messages)) if messages else []
+        if len(found) != len(messages):
+            raise UserError("the SuperLink does not take messages of this size; allowed: what its own limits say")
+        return found
 
     @property
     def waiting(self) -> list[str]:
@@ -103,33 +121,39 @@ class Directory:
         node = self._asked.pop(reply.metadata.reply_to_message_id, None)
         if node is None:
             return False
+        self._heard[node] = ""
         try:
             self._enter(node, _content(reply))
-        except (UserError, RefusedError, ValueError, KeyError, TypeError) as error:
-            self._heard.add(node)
-            log.warning("a site cannot take part: %s", error)
+        except (UserError, *UNREADABLE) as error:
+            log.warning("node %d cannot take part: %s", node, _why(error))
         return True
 
     def _enter(self, node: int, content: RecordDict) -> None:
         facts = facts_of(content)
         if "error" in facts:
-            raise RefusedError(str(facts["error"]))
-        site = Site.read(facts["site"])
+            raise RefusedError(said(facts["error"]))
+        site, archived = Site.read(facts["site"]), set(map(str, facts["archived"]))
         check_name("client", site.name)
         limit = self.rules.max_samples
-        if min(site.train, site.validation, site.test) < 0 or (limit and site.train > limit):
+        if limit and site.train > limit:
             raise RefusedError(f"{site.name} says that it has {site.train} training rows; max-samples={limit}")
         before = self.known.get(site.name)
         if before is None and self.closed:
             raise RefusedError(f"{site.name} was not there when the experiment began; it may join the next one")
-        if before is not None and (before.form, before.partition) != (site.form, site.partition):
+        if before is not None and self.closed and _kind(before) != _kind(site):
             raise RefusedError(f"{site.name} has other data than when the experiment began")
         if site.name in self.node_of:
             log.warning("%s is there twice, or has started again: what came last counts", site.name)
         self.known[site.name] = site
         self.node_of[site.name] = node
-        self.archived[site.name] = set(map(str, facts["archived"]))
-        self._heard.add(node)
+        self.archived[site.name] = archived
+        self.visits[site.name] = self.visits.get(site.name, 0) + 1
+        self._heard[node] = site.name
+
+
+def _kind(site: Site) -> tuple[Hashable, ...]:
+    """What must not change while an experiment runs."""
+    return site.form, site.partition, site.group
 
 
 def lifetime(rules: Rules) -> float:
@@ -139,8 +163,17 @@ def lifetime(rules: Rules) -> float:
 
 def _content(reply: FlowerMessage) -> RecordDict:
     if reply.has_error():
-        raise RefusedError(f"Flower says: {reply.error.reason or f'error {reply.error.code}'}")
+        raise RefusedError(_problem(reply))
     return reply.content
+
+
+def _problem(reply: FlowerMessage) -> str:
+    return f"Flower says: {said(reply.error.reason or f'error {reply.error.code}')}"
+
+
+def _why(error: Exception) -> str:
+    """Of an answer that cannot be read; the text of a KeyError is only the key."""
+    return f"{said(error)} is missing" if isinstance(error, KeyError) else said(error)
 
 
 def gather(directory: Directory, nodes: int, wait: float, clock: Callable[[], float] = time.monotonic) -> list[Site]:
@@ -173,9 +206,11 @@ class OnFlower:
     group_networks: tuple[Network, ...] = ()
     directory: Directory = field(kw_only=True)
     term: int = field(kw_only=True)  # which start of this server it is
+    late: Latecomers = field(default=NOBODY_LATE, kw_only=True)
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     diverged: list[int] = field(default_factory=list, kw_only=True)
     faults: dict[str, list[int]] = field(default_factory=dict, kw_only=True)
+    notes: dict[int, dict[str, float]] = field(default_factory=dict, kw_only=True)  # how long sites took
 
     def __post_init__(self) -> None:
         self.store = ClientStore(torch.device("cpu"))  # stays empty: what clients keep, they keep themselves
@@ -201,14 +236,15 @@ class OnFlower:
 
     def train(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Answers]:
         """Ask these clients to train. The answers are handed out when the round is closed, in a fixed order."""
-        self._round, self.diverged, self.faults = round, [], {}
+        self._round, self.diverged, self.faults, self.notes = round, [], {}, {}
         found: dict[int, Answers] = {}
         asked: set[int] = set()
-        wanted, least = list(clients), min(self.rules.min_answers, len(self.trainable))
+        wanted, least = list(clients), min(self.rules.min_answers, len(self._there(round)))
         for attempt in range(REPEATS + 1):
             asked |= set(wanted)
             found |= self._trained(round, wanted, message)
-            if len(found) >= least or not clients:
+            # Who diverged has answered: asked again, it would do the same.
+            if len({*found, *self.diverged}) >= least or not clients:
                 break
             wanted = self._others(round, attempt, asked, set(found))
             log.warning("round %d: %d answers, %d are needed; asking others", round, len(found), least)
@@ -219,25 +255,22 @@ class OnFlower:
     def evaluate(self, round: int, clients: Sequence[int], message: Message, splits: Sequence[Split]) -> Evaluated:
         """Each client's personalized model on its own data; of those that answer."""
         self._round = round
-        replies = self._exchange(clients, EVALUATE, Contents(self, round, message, {"splits": list(splits)}))
-        scores: dict[str, list[tuple[int, dict[str, float]]]] = {}
-        measures: dict[str, dict[int, float]] = {}
+        contents = Contents(self, round, message, {"splits": list(splits)})
+        replies = self._exchange(clients, EVALUATE, contents)
+        found: dict[int, Report] = {}
         for client, reply in replies.items():
+            expected = contents.reports(client)
             try:
-                content = _good(reply)
-                for name in content.metric_records:
-                    kind, _, what = name.partition(".")
-                    if kind in ("score", "other"):
-                        rows = getattr(self._known(client), what if kind == "score" else "test")
-                        scores.setdefault(name, []).append((client, check_score(metrics_of(content, name), rows)))
-                for name, value in metrics_of(content, "measures").items():
-                    measures.setdefault(name, {})[client] = value
-            except (RefusedError, ValueError, KeyError, AttributeError) as error:
-                self._refuse(client, str(error))
+                found[client] = Report.read(_good(reply), self._known(client), expected)
+            except UNREADABLE as error:
+                self._refuse(client, _why(error))
+        self._untested(clients, found)
+        others = dict.fromkeys(name for report in found.values() for name in report.others)
+        measures = dict.fromkeys(name for report in found.values() for name in report.measures)
         return Evaluated(
-            {split: _gathered(scores.get(f"score.{split}", [])) for split in splits},
-            {name.removeprefix("other."): _gathered(own) for name, own in scores.items() if name.startswith("other.")},
-            measures,
+            {split: _gathered({c: r.scores[split] for c, r in found.items()}) for split in splits},
+            {name: _gathered({c: r.others[name] for c, r in found.items() if name in r.others}) for name in others},
+            {name: {c: r.measures[name] for c, r in found.items() if name in r.measures} for name in measures},
         )
 
     def evaluate_global(self, values: Values, clients: Sequence[int], split: Split) -> ClientScores:
@@ -247,26 +280,28 @@ class OnFlower:
         def content(client: int) -> RecordDict:
             return pack(self._facts(0, client) | {"split": split, "archive": []}, common=record)
 
-        rows: list[tuple[int, dict[str, float]]] = []
+        found: dict[int, dict[str, float]] = {}
         for client, reply in self._exchange(clients, COMMON, content).items():
             try:
                 known = getattr(self._known(client), split)
-                rows.append((client, check_score(metrics_of(_good(reply), f"score.{split}"), known)))
-            except (RefusedError, ValueError) as error:
-                self._refuse(client, str(error))
-        return _gathered(rows)
+                found[client] = check_score(metrics_of(_good(reply), f"score.{split}"), known)
+            except UNREADABLE as error:
+                self._refuse(client, _why(error))
+        self._untested(clients, found)
+        return _gathered(found)
 
-    def hand_over(self, round: int, message: Message) -> list[str]:
-        """Let every site write the model that serves it, at the end; those that have done so."""
+    def hand_over(self, round: int, message: Message, done: Sequence[str] = ()) -> list[str]:
+        """Let every site write the model that serves it, at the end; those that have done so, now or before."""
         self._round = round
-        done = []
-        for client, reply in self._exchange(range(self.data.clients), KEEP, Contents(self, round, message, {})).items():
+        left = [client for client, name in enumerate(self.data.names) if name not in done]
+        written = list(done)
+        for client, reply in self._exchange(left, KEEP, Contents(self, round, message, {})).items():
             try:
                 _good(reply)
-                done.append(self.data.names[client])
-            except (RefusedError, ValueError) as error:
-                log.warning("%s has no model of its own: %s", self.data.names[client], error)
-        return done
+                written.append(self.data.names[client])
+            except UNREADABLE as error:
+                log.warning("%s has no model of its own: %s", self.data.names[client], _why(error))
+        return written
 
     # A round.
 
@@ -275,30 +310,31 @@ class OnFlower:
         contents = Contents(self, round, message, {})
         found: dict[int, Answers] = {}
         for client, reply in self._exchange(clients, TRAIN, contents).items():
+            schema = contents.schema(client)
             try:
                 content = _good(reply)
                 if facts_of(content).get("diverged"):
                     self._diverge(client)
                 else:
-                    found[client] = self._checked(client, content, contents)
-            except (RefusedError, ValueError, KeyError) as error:
-                self._refuse(client, str(error))
+                    found[client] = self._checked(client, content, contents.received(client), schema)
+            except UNREADABLE as error:
+                self._refuse(client, _why(error))
         return found
 
-    def _checked(self, client: int, content: RecordDict, contents: "Contents") -> Answers:
+    def _checked(self, client: int, content: RecordDict, received: Message, schema: Schema) -> Answers:
         sent, numbers = tensors_of(content, "answer"), metrics_of(content, "numbers")
-        received = contents.received(client)
-        check_tensors(sent, contents.schema(client))
+        check_tensors(sent, schema)
         samples = check_samples(numbers["samples"], self._known(client).train)
         given = {**received.tensors, **{name: tensor[0] for name, tensor in received.own.items()}}
         check_norm(sent, given, self.method.gradients, self.rules.max_update_norm)
         self.directory.archived[self.data.names[client]] = set(map(str, facts_of(content).get("archived", ())))
+        self.notes[client] = {SECONDS: float(numbers.get("seconds", 0))}
         device = self.engine.device
         return Answers(
             (client,),
             torch.tensor([samples]),
             {name: tensor[None].to(device) for name, tensor in sent.items()},
-            torch.tensor([numbers["loss"]]),
+            torch.tensor([float(numbers["loss"])]),
         )
 
     def rehearse(self, round: int, client: int, received: Message) -> Schema:
@@ -306,6 +342,14 @@ class OnFlower:
         cohort = self._stand_in.cohort(round, (client,), received)
         sent = self._stand_in.method.train(cohort, received)
         return schema_of({name: stack[0] for name, stack in sent.items()})
+
+    def rehearse_report(self, round: int, client: int, message: Message, splits: Sequence[Split]) -> "Names":
+        """What this client should report when it is evaluated, shown in the same way where the method adds to it."""
+        kind = type(self.method)
+        if kind.others is Method.others and kind.measures is Method.measures:
+            return Names(tuple(splits))
+        found = self._stand_in.evaluate(round, (client,), message, ())
+        return Names(tuple(splits), tuple(found.others), tuple(found.measures))
 
     def _rehearsal(self) -> InProcess:
         """The simulator with clients that have a few made-up rows each."""
@@ -321,18 +365,28 @@ class OnFlower:
 
     def _others(self, round: int, attempt: int, asked: set[int], found: set[int]) -> list[int]:
         """Whom to ask when too few answered: those who were not asked yet, else all who did not answer."""
-        able = [client for client in self.trainable if client not in asked]
-        able = able or [client for client in self.trainable if client not in found]
+        able = [client for client in self._there(round) if client not in asked]
+        able = able or [client for client in self._there(round) if client not in found]
         number = min(len(able), max(1, self.rules.min_answers - len(found)))
         rng = generator(self.seed, "repeat", round, attempt)
         return sorted(int(client) for client in rng.choice(np.asarray(able), size=number, replace=False))
+
+    def _there(self, round: int) -> tuple[int, ...]:
+        """Who may train in a round."""
+        return self.late.joined(self.trainable, round)
+
+    def _untested(self, clients: Iterable[int], found: Iterable[int]) -> None:
+        absent = set(clients) - set(found)
+        if absent:
+            self.faults["untested"] = sorted(absent.union(self.faults.get("untested", ())))
 
     def _refuse(self, client: int, why: str) -> None:
         self.faults.setdefault("refused", []).append(client)
         log.warning("round %d: the answer of %s is refused: %s", self._round, self.data.names[client], why)
 
     def _diverge(self, client: int) -> None:
-        self.diverged.append(client)
+        if client not in self.diverged:
+            self.diverged.append(client)
         name = self.data.names[client]
         log.warning("round %d: client %s diverged; left out, it keeps its last state", self._round, name)
 
@@ -357,7 +411,7 @@ class OnFlower:
         """Send to each client what is for it, and wait for the answers until the deadline."""
         end = self.clock() + self.rules.deadline
         flight: dict[str, int] = {}  # messages that are not answered, and whom they are for
-        sent_to: dict[int, int] = {}  # the node to which each client's message went last
+        sent_to: dict[int, tuple[int, int]] = {}  # the node to which each client's message went last, and its visit
         replies: dict[int, Reply] = {}
         while len(replies) < len(clients) and self.clock() < end:
             self.directory.look()
@@ -370,7 +424,7 @@ class OnFlower:
                     continue
                 client = flight.pop(identity, None)
                 if client is not None and client not in replies:
-                    self._receive(client, reply, sent_to, replies)
+                    self._receive(client, reply, client in flight.values(), sent_to, replies)
             if len(replies) < len(clients):
                 time.sleep(self.rules.pause)
         self._late |= flight
@@ -378,26 +432,47 @@ class OnFlower:
         return dict(sorted(replies.items()))
 
     def _send(
-        self, clients: Iterable[int], sent_to: dict[int, int], kind: str, content: Callable[[int], RecordDict]
+        self,
+        clients: Iterable[int],
+        sent_to: dict[int, tuple[int, int]],
+        kind: str,
+        content: Callable[[int], RecordDict],
     ) -> dict[str, int]:
         """To clients whose node is there, unless that node has the message already."""
-        nodes = {client: self.directory.node_of.get(self.data.names[client]) for client in clients}
+        nodes = {client: self._node(client) for client in clients}
         due = {client: node for client, node in nodes.items() if node is not None and sent_to.get(client) != node}
-        messages = [FlowerMessage(content(c), node, kind, ttl=lifetime(self.rules)) for c, node in due.items()]
-        identities = list(self.directory.grid.push_messages(messages)) if messages else []
-        pushed = {client: identity for client, identity in zip(due, identities, strict=True) if identity}
+        messages = [FlowerMessage(content(c), node, kind, ttl=lifetime(self.rules)) for c, (node, _) in due.items()]
+        pushed = {
+            client: identity for client, identity in zip(due, self.directory.push(messages), strict=True) if identity
+        }
         sent_to |= {client: due[client] for client in pushed}
         return {identity: client for client, identity in pushed.items()}
 
-    def _receive(self, client: int, reply: FlowerMessage, sent_to: dict[int, int], replies: dict[int, Reply]) -> None:
+    def _node(self, client: int) -> tuple[int, int] | None:
+        """The node of a client, if it is there, and which visit of it this is: it may come again as the same node."""
+        name = self.data.names[client]
+        node = self.directory.node_of.get(name)
+        return None if node is None else (node, self.directory.visits[name])
+
+    def _receive(
+        self,
+        client: int,
+        reply: FlowerMessage,
+        repeated: bool,  # the message was sent again since, and that one is not answered
+        sent_to: dict[int, tuple[int, int]],
+        replies: dict[int, Reply],
+    ) -> None:
         name = self.data.names[client]
         if reply.has_error():
-            if self.directory.node_of.get(name) == sent_to[client]:  # else it has gone, and may come again
-                replies[client] = Reply(problem=f"Flower says: {reply.error.reason or f'error {reply.error.code}'}")
-        elif _lacks(reply.content):
+            gone = repeated or self._node(client) != sent_to.get(client)  # and may come again
+            if not gone and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                del sent_to[client]  # it goes just now
+            elif not gone:
+                replies[client] = Reply(problem=_problem(reply))
+        elif _says(reply.content, "lacks") and self.directory.archived.get(name):
             self.directory.archived[name] = set()
-            del sent_to[client]
-        else:
+            sent_to.pop(client, None)
+        elif not repeated or not _says(reply.content, "error"):  # as an orphan does whose place was taken
             replies[client] = Reply(reply.content)
 
     def _too_late(self, reply: FlowerMessage) -> bool:
@@ -436,6 +511,7 @@ class Contents:
     more: Mapping[str, Any]
     _received: dict[int, Message] = field(default_factory=dict)
     _schemas: dict[Hashable, Schema] = field(default_factory=dict)
+    _names: dict[int, "Names"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shared = arrays(self.message.tensors)
@@ -457,6 +533,13 @@ class Contents:
             self._schemas[alike] = self.federation.rehearse(self.round, client, received)
         return self._schemas[alike]
 
+    def reports(self, client: int) -> "Names":
+        """What the client should report when it is evaluated; the same for all that have its network."""
+        kind, _ = self.federation.network_of(client, self.round)
+        if kind not in self._names:
+            self._names[kind] = self.federation.rehearse_report(self.round, client, self.message, self.more["splits"])
+        return self._names[kind]
+
     def __call__(self, client: int) -> RecordDict:
         federation = self.federation
         there = federation.directory.archived.get(federation.data.names[client], set())
@@ -470,18 +553,45 @@ class Contents:
         )
 
 
+@dataclass(frozen=True)
+class Names:
+    """Of all that a client reports when it is evaluated."""
+
+    splits: tuple[Split, ...]
+    others: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client found when it was evaluated: all that was asked for, and nothing else."""
+
+    scores: dict[Split, dict[str, float]]
+    others: dict[str, dict[str, float]]
+    measures: dict[str, float]
+
+    @staticmethod
+    def read(content: RecordDict, site: Site, names: Names) -> "Report":
+        scores = {s: check_score(metrics_of(content, f"score.{s}"), getattr(site, s)) for s in names.splits}
+        others = {name: check_score(metrics_of(content, f"other.{name}"), site.test) for name in names.others}
+        measures = metrics_of(content, "measures")
+        return Report(scores, others, {name: float(measures[name]) for name in names.measures})
+
+
 def _good(reply: Reply) -> RecordDict:
     if reply.content is None:
         raise RefusedError(reply.problem)
     facts = facts_of(reply.content)
     if "error" in facts:
-        raise RefusedError(str(facts["error"]))
+        raise RefusedError(said(facts["error"]))
+    if facts.get("lacks"):
+        raise RefusedError("it lacks what it was sent")
     return reply.content
 
 
-def _lacks(content: RecordDict) -> bool:
+def _says(content: RecordDict, what: str) -> bool:
     try:
-        return bool(facts_of(content).get("lacks"))
+        return bool(facts_of(content).get(what))
     except ValueError:
         return False
 
@@ -500,7 +610,7 @@ def _few(data: FederatedData, split: Split) -> Ragged:
     return Ragged.from_lists([ragged.of(client)[:REHEARSED].numpy() for client in range(data.clients)])
 
 
-def _gathered(rows: Sequence[tuple[int, Mapping[str, float]]]) -> ClientScores:
-    ordered = sorted(rows, key=lambda row: row[0])
-    columns = [np.array([numbers[key] for _, numbers in ordered]) for key in ("samples", "correct", "loss")]
-    return ClientScores(tuple(client for client, _ in ordered), *columns)
+def _gathered(rows: Mapping[int, Mapping[str, float]]) -> ClientScores:
+    clients = tuple(sorted(rows))
+    columns = [np.array([rows[client][key] for client in clients]) for key in ("samples", "correct", "loss")]
+    return ClientScores(clients, *columns)

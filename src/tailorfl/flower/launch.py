@@ -408,11 +408,13 @@ def run_app(
     port: int | None = None,
     watch: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: None,
+    reach: Callable[[Link], Link] = lambda link: link,
 ) -> None:
     """Run an app on a federation of this machine, from the first process to the last; raises LaunchError if it fails.
 
     ``folder`` gets ``logs``, ``superlink`` (its database), ``flwr`` (Flower's home) and, with TLS, ``certs``.
-    ``watch`` is called a few times a second while the run is under way.
+    ``watch`` is called a few times a second while the run is under way. ``reach`` says where sites find the SuperLink,
+    for example by a proxy that counts what they send.
     """
     folder = folder.absolute()
     link_port = check_port(port) if port else free_ports(1)[0]
@@ -423,7 +425,7 @@ def run_app(
     with ExitStack() as stack:
         stack.enter_context(alone(folder / ".lock"))
         stack.enter_context(cleared(mark))
-        _write_connection(home, link)
+        write_connection(home, link)
 
         def group() -> Processes:
             return stack.enter_context(Processes(surroundings, folder / "logs", stop))
@@ -431,9 +433,9 @@ def run_app(
         server, nodes, commands = group(), group(), group()
         superlink = _start_superlink(server, link, folder / "superlink", certs)
         if certs:
-            _register(commands, certs, [site.name for site in sites])
+            register(commands, certs, [site.name for site in sites])
             sites = [Site(site.name, site.config, certs.node_key(site.name)) for site in sites]
-        keepers = [Keeper(nodes, site, link, say) for site in sites]
+        keepers = [Keeper(nodes, site, reach(link), say) for site in sites]
         for keeper in keepers:
             keeper.start()
         run = _ask(commands, "run", str(app), CONNECTION)
@@ -463,7 +465,7 @@ def _certificates(folder: Path, sites: Sequence[Site]) -> Certs:
     return certs
 
 
-def _write_connection(home: Path, link: Link) -> None:
+def write_connection(home: Path, link: Link) -> None:
     """The configuration of the command flwr: which SuperLink there is."""
     trust = f"root-certificates = {json.dumps(str(link.ca))}" if link.ca else "insecure = true"
     text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{link.address}"\n{trust}\n'
@@ -498,7 +500,7 @@ def _start_superlink(server: Processes, link: Link, folder: Path, certs: Certs |
     return process
 
 
-def _register(commands: Processes, certs: Certs, names: Iterable[str], side_by_side: int = 4) -> None:
+def register(commands: Processes, certs: Certs, names: Iterable[str], side_by_side: int = 4) -> None:
     """Make the sites' public keys known to the SuperLink."""
     waiting = list(names)
     running: list[Process] = []

@@ -83,7 +83,10 @@ class SiteOptions:
 def experiment_of(run_config: Mapping[str, Any]) -> Config:
     """The experiment that the run's configuration holds, as both sides read it."""
     text = run_config.get("experiment")
-    found = yaml.safe_load(text) if isinstance(text, str) else None
+    try:
+        found = yaml.safe_load(text) if isinstance(text, str) else None
+    except yaml.YAMLError:
+        found = None
     if not isinstance(found, dict) or "method" not in found:
         raise UserError("run configuration: experiment is missing; allowed: YAML text with a line 'method: NAME'")
     # A server must be able to go on after every round.
@@ -99,6 +102,9 @@ def handle(content: RecordDict, context: Context, work: Callable[["Node", dict[s
     except (UserError, StaleError) as error:
         log.warning("%s", error)
         return pack({"error": str(error)})
+    except Exception as error:  # Flower would send its text to the server, and there may be data in it
+        log.exception("unexpected")
+        return pack({"error": f"{type(error).__name__}; its own log says more"})
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,12 @@ class Node:
         size = None if group is None else experiment.groups[group].image_size
         own = {"data": self.options.data, "partition": "iid", "clients": 1, "groups": ()}
         update = {**divided, **own, "image_size": size or experiment.image_size}
-        return _loaded(experiment.model_copy(update=update).model_dump_json(), self.options.data_dir)
+        try:
+            return _loaded(experiment.model_copy(update=update).model_dump_json(), self.options.data_dir)
+        except UserError as error:
+            # Said here only: it may name files, and what is in them.
+            log.warning("%s", error)
+            raise UserError(f"{self.options.client}: its data cannot be used, its own log says why") from error
 
     def _state(self, facts: Mapping[str, Any]) -> SiteState:
         return SiteState.of(self.options.state, str(facts["experiment"]), self._name(self._own().data))
@@ -237,7 +248,8 @@ class Node:
         """The simulator with one client in it, who has what was kept."""
         client, own = int(facts["client"]), self._own().data
         forms, group_of = [Form.read(form) for form in facts["forms"]], facts.get("group_of") or [0] * facts["clients"]
-        others = [Site(str(k), 0, 0, 0, 1, forms[group], group=group) for k, group in enumerate(group_of)]
+        names = {client: self._name(own)}
+        others = [Site(names.get(k, str(k)), 0, 0, 0, 1, forms[group], group=group) for k, group in enumerate(group_of)]
         whole = cast(outline(self.config.experiment, others), self.config.experiment.precision)
         data = with_own(whole, own, client).to(choose_device(self.config.experiment.device))
         check_task(self.config, data)

@@ -17,6 +17,7 @@ from tailorfl.errors import UserError
 from tailorfl.seeding import generator
 from tailorfl.study.config import Experiment
 
+MOST = 10**8  # rows that a site may say it has: the server keeps a number for each
 ROWS = 64  # made-up rows that an outline has at most, however many the sites have
 
 
@@ -30,17 +31,32 @@ class Form:
     names: str  # a digest of the classes' names in their order
     detection: bool = False
     vocabulary: int = 0
+    words: str = ""  # a digest of the vocabulary: the same number must be the same word everywhere
+    vectors: bool = False  # whether words have vectors from a file
     metric: str = "voc07"
 
     @staticmethod
     def of(data: FederatedData) -> "Form":
-        names = hashlib.blake2b("\n".join(data.classes).encode(), digest_size=8).hexdigest()
-        words = len(data.vocabulary)
-        return Form(data.kind, data.input_shape, data.num_classes, names, data.detection, words, data.metric)
+        return Form(
+            kind=data.kind,
+            shape=data.input_shape,
+            classes=data.num_classes,
+            names=_digest(data.classes),
+            detection=data.detection,
+            vocabulary=len(data.vocabulary),
+            words=_digest(data.vocabulary) if data.vocabulary else "",
+            vectors=data.vectors is not None,
+            metric=data.metric,
+        )
 
     @staticmethod
-    def read(found: dict[str, Any]) -> "Form":
-        return Form(**{**found, "shape": tuple(found["shape"])})
+    def read(found: Any) -> "Form":
+        """What a message says; a ValueError or TypeError where it is no form."""
+        form = Form(**{**found, "shape": tuple(found["shape"])})
+        _check_types(form, str, "kind", "names", "words", "metric")
+        _check_types(form, bool, "detection", "vectors")
+        _check_counts(form.classes, form.vocabulary, *form.shape)
+        return form
 
 
 @dataclass(frozen=True)
@@ -62,8 +78,29 @@ class Site:
         return asdict(self)
 
     @staticmethod
-    def read(found: dict[str, Any]) -> "Site":
-        return Site(**{**found, "form": Form.read(found["form"])})
+    def read(found: Any) -> "Site":
+        """What a message says; a ValueError or TypeError where it is no site."""
+        site = Site(**{**found, "form": Form.read(found["form"])})
+        _check_types(site, str, "name")
+        _check_types(site, bool, "new", "joining")
+        _check_counts(site.train, site.validation, site.test, site.held, site.group, site.partition or 0)
+        return site
+
+
+def _check_types(found: Form | Site, kind: type, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(found, name), kind):
+            raise ValueError(f"{name} is {getattr(found, name)!r:.40}")
+
+
+def _check_counts(*numbers: Any) -> None:
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= MOST:
+            raise ValueError(f"{number!r:.40} is no count; allowed: 0 to {MOST}")
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 
 def ordered(sites: Sequence[Site]) -> list[Site]:
@@ -80,7 +117,16 @@ def ordered(sites: Sequence[Site]) -> list[Site]:
 def outline(experiment: Experiment, sites: Sequence[Site]) -> FederatedData:
     """The data of these sites as far as a server knows them: made-up rows, as many of them as each site has."""
     forms = {site.group: site.form for site in reversed(sites)}
+    groups = max(len(experiment.groups), 1)
     for site in sites:
+        if site.group >= groups:
+            raise UserError(
+                f"{site.name} is of group {site.group}; allowed: 0 to {groups - 1}, those of the experiment"
+            )
+        if site.form.vectors:
+            raise UserError(
+                "glove: word vectors from a file stay at the sites, and the server starts with others; allowed: none"
+            )
         if site.form != forms[site.group]:
             other = next(s for s in sites if s.group == site.group and s.form == forms[site.group])
             raise UserError(_difference(site, other))
@@ -173,6 +219,11 @@ def _made_up(experiment: Experiment, form: Form, sites: Sequence[Site], group: i
 def _difference(site: Site, other: Site) -> str:
     mine, theirs = asdict(site.form), asdict(other.form)
     what = next(key for key in mine if mine[key] != theirs[key])
+    if what in ("vocabulary", "words"):
+        return (
+            f"the vocabularies of {site.name} and {other.name} differ, each is made from the site's own rows; "
+            "allowed: the same words in the same order, as data=file: has them"
+        )
     if what in ("names", "classes"):
         return (
             f"the classes of {site.name} and {other.name} differ in name or order; "

@@ -22,18 +22,18 @@ def arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def tensors(record: ArrayRecord) -> Values:
     """The inverse; what is not an array of plain numbers is refused by a ValueError."""
-    return {name: torch.from_numpy(_plain(name, array)) for name, array in record.items()}
+    return {name: _plain(name, array) for name, array in record.items()}
 
 
-def _plain(name: str, array: Array) -> np.ndarray:
+def _plain(name: str, array: Array) -> Tensor:
     try:
         found = array.numpy()
     except Exception as error:
         raise ValueError(f"{name} is no array ({type(error).__name__})") from error
-    if found.dtype.kind not in "fiub":
+    if found.dtype.kind not in "fiub" or found.dtype.itemsize > 8:
         raise ValueError(f"{name} is of type {found.dtype}")
     # A copy in the order of this machine: the bytes of a message cannot be written to.
-    return np.array(found, dtype=found.dtype.newbyteorder("="))
+    return torch.from_numpy(np.array(found, dtype=found.dtype.newbyteorder("=")))
 
 
 def pack(facts: Mapping[str, Any], **records: ArrayRecord | MetricRecord) -> RecordDict:
@@ -44,7 +44,10 @@ def pack(facts: Mapping[str, Any], **records: ArrayRecord | MetricRecord) -> Rec
 def facts_of(content: RecordDict) -> dict[str, Any]:
     """What a message is about."""
     found = content.config_records.get(FACTS)
-    read = json.loads(str(found[FACTS])) if found is not None and FACTS in found else None
+    try:
+        read = json.loads(str(found[FACTS])) if found is not None and FACTS in found else None
+    except RecursionError:  # lists in lists in lists
+        read = None
     if not isinstance(read, dict):
         raise ValueError("the message does not say what it is about")
     return read

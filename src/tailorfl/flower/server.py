@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from tailorfl.data.atomic import durable_file
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
+from tailorfl.federation.selection import Latecomers
 from tailorfl.flower.federation import Directory, OnFlower, Rules, gather
 from tailorfl.flower.node import experiment_of
 from tailorfl.flower.outline import Site, ordered, outline
@@ -97,15 +98,16 @@ def serve(grid: Grid, context: Context) -> dict[str, Any] | None:
 
 
 def _hand_over(make: Callable[[bool], Built[OnFlower]], folder: Path) -> None:
-    """Sites get their models when the run has ended; noted, so that a server that is killed here does it again."""
-    note = folder / FEDERATION / MODELS
-    if note.is_file():
+    """Sites get their models when the run has ended; noted, so that the next start asks those that have none."""
+    note, path = folder / FEDERATION / MODELS, folder / FEDERATION / SITES
+    before = json.loads(note.read_text())["sites"] if note.is_file() else []
+    if {site.name for site in Roll.read(path).sites} <= set(before):
         return
     built = make(True)
     checkpoint = newest_checkpoint(folder / CHECKPOINTS, built.network.device)
     assert checkpoint is not None
     restore(built, checkpoint)
-    done = built.federation.hand_over(checkpoint.round, built.loop.message_for_evaluation())
+    done = built.federation.hand_over(checkpoint.round, built.loop.message_for_evaluation(), before)
     log.info("%d of %d sites have written their models", len(done), built.data.clients)
     with durable_file(note) as temporary:
         temporary.write_text(json.dumps({"round": checkpoint.round, "sites": done}) + "\n")
@@ -120,6 +122,7 @@ def _made(grid: Grid, config: Config, options: ServerOptions, begun: bool) -> Bu
             grid, roll.experiment, options.rules, {site.name: site for site in roll.sites}, closed=True
         )
     else:
+        (options.out / FEDERATION / MODELS).unlink(missing_ok=True)  # of a run that was deleted
         # A name of its own for every experiment: what sites kept of another one must not be mistaken for this one's.
         roll = Roll(f"{config.method_name}-{uuid.uuid4().hex[:12]}", 1, [])
         directory = Directory(grid, roll.experiment, options.rules)
@@ -132,7 +135,8 @@ def _made(grid: Grid, config: Config, options: ServerOptions, begun: bool) -> Bu
         directory.closed = True
     roll.write(path)
     data = cast(outline(config.experiment, roll.sites), config.experiment.precision)
-    return build_on(config, data, partial(OnFlower, directory=directory, term=roll.term))
+    late = Latecomers(frozenset(data.joining_clients), config.experiment.joining_round or 1)
+    return build_on(config, data, partial(OnFlower, directory=directory, term=roll.term, late=late))
 
 
 def _say(line: dict[str, Any]) -> None:

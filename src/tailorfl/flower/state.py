@@ -69,6 +69,8 @@ class SiteState:
         with self._locked():
             if self._fence() != ticket:
                 raise StaleError(f"round {ticket.round} was begun again by another process")
+            for left in self.folder.glob(".round-*"):  # by a process that was killed while it wrote
+                left.unlink(missing_ok=True)
             _save(self._path(ticket.round), values)
             earlier = [number for number in self.rounds() if number <= ticket.round - REPEATED]
             for number in self.rounds():

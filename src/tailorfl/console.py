@@ -1,0 +1,33 @@
+"""What a person at a terminal sees of every command: results, the log, and how to go on."""
+
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+# What is printed may hold anything a user typed: no :codes: for pictures in it.
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
+
+
+def show_log(quiet: bool) -> None:
+    """Let the library's log appear, above a progress bar if there is one; with ``quiet`` warnings only."""
+    handler = RichHandler(console=err, show_path=False, show_time=False, markup=False, highlighter=None)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("tailorfl").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def stopped(how: str) -> NoReturn:
+    """End a command that was interrupted, and say how to go on."""
+    err.print(f"stopped; go on with: {how}", highlight=False, soft_wrap=True)
+    raise typer.Exit(130)
+
+
+def fresh(name: str) -> Path:
+    """A folder below ``runs`` that is not there yet."""
+    name = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name)
+    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1_000_000))
+    return next(path for path in candidates if not path.exists())
