@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tailorfl import __version__
-from tailorfl.console import err, fresh, out, show_log, stopped
+from tailorfl.console import ConfigFile, DataDir, Quiet, Resume, Settings, err, fresh, out, show_log, stopped
 from tailorfl.errors import UserError
 from tailorfl.flower.commands import flower_app
 
@@ -31,14 +31,7 @@ app.add_typer(flower_app, name="flower")
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, or of typer's own copy of it
 
-Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, over the file's.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="TAILOR_DATA", help="The folder that holds the datasets.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped or killed.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a run that is there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -1,12 +1,20 @@
-"""What a person at a terminal sees of every command: results, the log, and how to go on."""
+"""What the commands have in common: options, where they print, the log, and how to go on."""
 
 import logging
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+
+Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, over the file's.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="TAILOR_DATA", help="The folder that holds the datasets.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped or killed.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
 
 # What is printed may hold anything a user typed: no :codes: for pictures in it.
 out = Console(emoji=False)

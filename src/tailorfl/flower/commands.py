@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from tailorfl.console import err, fresh, out, show_log, stopped
+from tailorfl.console import ConfigFile, DataDir, Quiet, Resume, Settings, err, fresh, out, show_log, stopped
 from tailorfl.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,17 +25,11 @@ Experiment = Annotated[
     str | None,
     typer.Argument(metavar="EXPERIMENT", help="A method (see 'tailor methods'), or a YAML file of settings."),
 ]
-Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, over the file's.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="TAILOR_DATA", help="The folder that holds the datasets.")
-]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds to wait for the sites before the first round.")]
 Deadline = Annotated[float, typer.Option("--deadline", help="Seconds until a round ends without the sites that lack.")]
 MinAnswers = Annotated[int, typer.Option("--min-answers", help="Answers without which a round is not used.")]
 MaxNorm = Annotated[float, typer.Option("--max-update-norm", help="Refuse updates longer than this; 0: none.")]
 MaxSamples = Annotated[int, typer.Option("--max-samples", help="No site counts for more samples; 0: no limit.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
 
 
 @flower_app.command()
@@ -53,7 +47,7 @@ def up(
     max_update_norm: MaxNorm = 0.0,
     max_samples: MaxSamples = 0,
     data_dir: DataDir = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped or killed.")] = False,
+    resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: a server and its sites as processes of their own."""
