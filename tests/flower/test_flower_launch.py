@@ -249,7 +249,7 @@ def test_command_refuses_in_one_line_and_starts_nothing(
     (tmp_path / "mine").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["tailor", "flower", *arguments])
-    monkeypatch.setattr(cli, "_log", lambda quiet: None)
+    monkeypatch.setattr("tailorfl.flower.commands.show_log", lambda quiet: None)
     monkeypatch.setattr(launch, "program", lambda name: name)
     with pytest.raises(SystemExit) as ended:
         cli.main()

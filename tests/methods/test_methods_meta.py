@@ -62,7 +62,7 @@ def cohort(built: Built) -> Cohort:
     """All clients, before their first round."""
     counts = built.data.train.counts
     ids = sorted(range(built.data.clients), key=lambda client: -int(counts[client]))
-    return built.federation._cohort(1, tuple(ids))
+    return built.federation.cohort(1, tuple(ids))
 
 
 def rows_of(built: Built, client: int) -> tuple[Tensor, Tensor]:

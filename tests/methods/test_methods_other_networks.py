@@ -149,7 +149,7 @@ def test_a_masked_client_leaves_classes_that_it_lacks_alone() -> None:
 def test_a_masked_client_predicts_only_classes_that_it_has() -> None:
     masked, plain = (federation("heterofl", widths=[1.0], mask_classes=mask, rounds=1) for mask in (True, False))
     for built in (masked, plain):
-        cohort = built.federation._cohort(1, (0, 1))
+        cohort = built.federation.cohort(1, (0, 1))
         batch = next(cohort.samples("test").in_order(5))
         outputs = built.config.method.predict(cohort, batch)
         zero = (outputs == 0).all(1)
@@ -159,7 +159,7 @@ def test_a_masked_client_predicts_only_classes_that_it_has() -> None:
 
 def test_scaled_narrow_models_divide_when_they_are_evaluated_too() -> None:
     built = federation("heterofl", widths=[0.5], mask_classes=False, rounds=1)
-    cohort = built.federation._cohort(1, (0,))
+    cohort = built.federation.cohort(1, (0,))
     batch = next(cohort.samples("test").in_order(5))
     w = {name: tensor[0] for name, tensor in cohort.values.items()}
     hidden = functional.linear(batch.inputs[0].flatten(1), w["fc1.linear.weight"], w["fc1.linear.bias"]) / 0.5

@@ -166,7 +166,7 @@ def test_steps_of_the_head_on_cached_features_are_steps_on_the_whole_network(eng
     head = list(built.federation.method.personal(built.network))
     samples = built.federation.samples(built.federation.trainable)
     message = Message(built.server.values, {"scale": 1.0, "samples": samples})
-    ours, theirs = (built.federation._cohort(1, largest_first(built), message) for _ in range(2))
+    ours, theirs = (built.federation.cohort(1, largest_first(built), message) for _ in range(2))
     sent = built.federation.method.train(ours, message)
     theirs.fit(train=head, steps=5, batch_size=0)
     gradients, _ = theirs.gradient()
@@ -179,7 +179,7 @@ def test_steps_of_the_head_on_cached_features_are_steps_on_the_whole_network(eng
 
 def test_the_heads_steps_lower_its_loss_and_leave_the_body_alone() -> None:
     built = federation("pflego", **{**EXACT, "tau": 20, "lr": 0.5, "own_classes": True})
-    cohort = built.federation._cohort(1, largest_first(built))
+    cohort = built.federation.cohort(1, largest_first(built))
     body = {name: cohort.values[name].clone() for name in built.server.values}
     before = cohort.gradient()[1]
     built.federation.method.finetune(cohort, 20)
@@ -210,7 +210,7 @@ def test_clients_of_very_different_size_train_as_they_would_alone(tmp_path: Path
     table = {"data": f"csv:{tmp_path / 'table.csv'}", "label_column": "label", "client_column": "who",
              "partition": "natural", "min_samples": 1}  # fmt: skip
     together, apart = (federation("pflego", **{**EXACT, **table, "tau": 5, "stack_size": size}) for size in (None, 1))
-    assert len(together.federation._cohort(1, largest_first(together)).alike()) > 2
+    assert len(together.federation.cohort(1, largest_first(together)).alike()) > 2
     run(together)
     run(apart)
     assert close(weights(together), weights(apart))
@@ -316,7 +316,7 @@ def test_both_moments_of_evaluation_are_reported(tmp_path: Path) -> None:
 
 def test_a_sample_is_augmented_the_same_way_for_features_and_gradient() -> None:
     built = federation("pflego", **{**EXACT, "tau": 3, "augment": "rotate"})
-    cohort = built.federation._cohort(1, largest_first(built))
+    cohort = built.federation.cohort(1, largest_first(built))
     samples, again = cohort.drawn("augment"), cohort.drawn("augment")
     assert torch.equal(samples.draws["turns"], again.draws["turns"])
     client, rows = 0, built.data.train.of(cohort.clients[0])
@@ -334,7 +334,7 @@ def test_a_sample_is_augmented_the_same_way_for_features_and_gradient() -> None:
 def test_the_gradient_is_that_of_the_samples_as_they_were_augmented(tau: int) -> None:
     built = federation("pflego", **{**EXACT, "tau": tau, "augment": "rotate"})
     message = built.loop.message_for_evaluation()
-    cohort = built.federation._cohort(1, largest_first(built))
+    cohort = built.federation.cohort(1, largest_first(built))
     samples = cohort.drawn("augment")
     sent = built.federation.method.train(cohort, message)
     turned = federation("pflego", **{**EXACT, "tau": tau})
@@ -342,7 +342,7 @@ def test_the_gradient_is_that_of_the_samples_as_they_were_augmented(tau: int) ->
         for place, image in enumerate(built.data.train.of(client).tolist()):
             turn = int(samples.draws["turns"][row, place])
             turned.data.inputs[image] = torch.rot90(built.data.inputs[image], turn, (1, 2))
-    by_hand = turned.federation.method.train(turned.federation._cohort(1, cohort.clients), message)
+    by_hand = turned.federation.method.train(turned.federation.cohort(1, cohort.clients), message)
     assert close(sent, by_hand)
 
 

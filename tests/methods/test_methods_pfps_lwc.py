@@ -125,7 +125,7 @@ def cohort_that_comes_back(**settings: Any) -> tuple[Built, Any]:
     run(built)
     torch.manual_seed(1)
     strange = {name: tensor + 0.1 * torch.randn_like(tensor) for name, tensor in built.server.values.items()}
-    cohort = built.federation._cohort(3, tuple(range(6)), Message())
+    cohort = built.federation.cohort(3, tuple(range(6)), Message())
     cohort.load(strange)
     return built, cohort
 

@@ -128,7 +128,7 @@ def test_a_reduced_stage_starts_from_the_first_and_the_rest_goes_on() -> None:
     assert torch.equal(server.values["fc2.linear.right"], factors.right)
     assert torch.equal(server.values["fc2.linear.bias"], first["fc2.linear.bias"])
     assert not set(server.values) & {"fc3.linear.left", "head.left", "head.weight"}
-    cohort = built.federation._cohort(5, (0, 1), Message(archive=server.archive))
+    cohort = built.federation.cohort(5, (0, 1), Message(archive=server.archive))
     method.receive(cohort, method.broadcast(server))
     product = cohort.values["head.left"] @ cohort.values["head.right"]
     u, s, v = torch.linalg.svd(first["head.weight"], full_matrices=False)
@@ -147,7 +147,7 @@ def test_layers_that_keep_their_form_carry_over(reduction: str) -> None:
     method.advance(server, built.network)
     assert set(second) - set(server.values) == {"fc3.linear.weight", "fc3.linear.bias"}
     assert not differences(server.values, {name: second[name] for name in server.values})
-    cohort = built.federation._cohort(5, (3,), Message(archive=server.archive))
+    cohort = built.federation.cohort(5, (3,), Message(archive=server.archive))
     method.receive(cohort, method.broadcast(server))
     assert torch.equal(cohort.values["head.weight"][0], heads[3])  # the client's own
     assert torch.equal(cohort.values["fc3.linear.weight"][0], second["fc3.linear.weight"])  # was shared until now

@@ -79,7 +79,7 @@ def kept(built: Built, client: int, prefix: str = "") -> Values:
 
 def served(built: Built, clients: Sequence[int], round: int = 1) -> Cohort:
     """Clients as they are evaluated."""
-    cohort = built.federation._cohort(round, tuple(clients))
+    cohort = built.federation.cohort(round, tuple(clients))
     built.config.method.serve(cohort, built.config.method.broadcast(built.server))
     return cohort
 
@@ -199,7 +199,7 @@ def test_fine_tuning_leaves_the_shared_body_alone(method: str) -> None:
 def test_fedrecon_rebuilds_the_head_on_one_part_of_the_data_and_trains_the_body_on_the_other() -> None:
     options = {"recon_epochs": 2, "recon_lr": 0.7, "local_epochs": 1, "support_fraction": 0.25}
     built = federation("fedrecon", **{**BY_HAND, "rounds": 2}, **options)
-    support, query = built.config.method._parts(built.federation._cohort(1, (0, 1, 2)))
+    support, query = built.config.method._parts(built.federation.cohort(1, (0, 1, 2)))
     assert len({int(count) for count in built.data.train.counts}) == 1
     body = built.network.initial()
     for _ in range(2):  # the head of the second round begins where that of the first did
@@ -452,7 +452,7 @@ def test_fedrod_trains_what_is_shared_with_a_balanced_softmax_and_the_personal_h
 
 def test_a_padded_sample_of_a_class_that_a_client_lacks_does_not_spoil_its_loss() -> None:
     built = federation("fedrod", **BY_HAND)
-    cohort = built.federation._cohort(1, (0,))
+    cohort = built.federation.cohort(1, (0,))
     prior = built.config.method._prior(cohort)[0]
     [lacking, *_] = (cohort.class_counts()[0] == 0).nonzero().flatten()
     inputs, targets = data_of(built, 0)
