@@ -307,9 +307,9 @@ def _checked(
 
 
 def _check_unchanged(before: "Config", now: "Config") -> None:
-    from tailorfl.study.run import MAY_CHANGE
+    from tailorfl.study.run import forbidden_changes
 
-    changes = [change for change in before.changes(now) if change.split(":")[0] not in MAY_CHANGE]
+    changes = forbidden_changes(before, now)
     if changes:
         raise UserError(f"the run cannot be resumed, its configuration changed: {'; '.join(changes)}")
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message
 from tailorfl.federation.evaluation import ClientScores
 from tailorfl.federation.in_process import InProcess
-from tailorfl.flower.outline import Form, Site, alone, outline, with_own
+from tailorfl.flower.outline import Form, Site, alone, group_names, outline, with_own
 from tailorfl.flower.records import arrays, facts_of, metrics, metrics_of, pack, tensors_of
 from tailorfl.flower.state import NAME, SiteState, StaleError, check_name, digest
 from tailorfl.models.network import Network, Values
@@ -28,11 +28,8 @@ log = logging.getLogger(__name__)
 
 MODEL = "model"  # the folder, beside a client's state, of the model that serves it
 NODE_KEYS = ("client", "data", "partition", "state", "group", "data-dir", "device")
-KEPT = (
-    "test_fraction",
-    "test_samples_per_client",
-    "validation_fraction",
-)  # of the keys that divide data: for one client
+# Of the keys that divide data among clients and purposes, those that concern one client.
+KEPT = ("test_fraction", "test_samples_per_client", "validation_fraction")
 GIVEN_BY_FLOWER = ("partition-id", "num-partitions")  # to the virtual nodes of its simulation
 
 
@@ -188,9 +185,9 @@ class Node:
 
     def site(self) -> Site:
         """What the server may know of the data here: counts, and their form."""
-        own = self._own()
+        own = self.own
         return Site(
-            name=self._name(own.data),
+            name=self.name,
             train=len(own.data.train.of(0)),
             validation=len(own.data.validation.of(0)),
             test=len(own.data.test.of(0)),
@@ -202,11 +199,13 @@ class Node:
             joining=own.joining,
         )
 
-    def _name(self, data: FederatedData) -> str:
-        owner = data.names[0]
+    @property
+    def name(self) -> str:
+        owner = self.own.data.names[0]
         return self.options.client or (owner if NAME.fullmatch(owner) else f"client-{self.options.partition}")
 
-    def _own(self) -> Own:
+    @cached_property
+    def own(self) -> Own:
         partition = self.options.partition
         if partition is None:
             group = self._group()
@@ -218,11 +217,10 @@ class Node:
         return Own(alone(whole, partition), group, partition in whole.new_clients, partition in whole.joining_clients)
 
     def _group(self) -> int | None:
-        groups, wanted = self.config.experiment.groups, self.options.group
-        names = [group.name or f"group-{number}" for number, group in enumerate(groups)]
-        if groups and wanted not in names:
+        names, wanted = group_names(self.config.experiment), self.options.group
+        if names and wanted not in names:
             raise UserError(f"node configuration: group={wanted!r}; allowed: {', '.join(names)}")
-        return names.index(wanted) if groups else None
+        return names.index(wanted) if names else None
 
     def _own_data(self, group: int | None) -> FederatedData:
         """The site's own files: all rows are one client's."""
@@ -239,19 +237,19 @@ class Node:
             raise UserError(f"{self.options.client}: its data cannot be used, its own log says why") from error
 
     def _state(self, facts: Mapping[str, Any]) -> SiteState:
-        return SiteState.of(self.options.state, str(facts["experiment"]), self._name(self._own().data))
+        return SiteState.of(self.options.state, str(facts["experiment"]), self.name)
 
     def _federation(self, facts: Mapping[str, Any], kept: Values) -> InProcess:
         return self._placed(facts, kept)[1]
 
     def _placed(self, facts: Mapping[str, Any], kept: Values) -> tuple[Network, InProcess]:
         """The simulator with one client in it, who has what was kept."""
-        client, own = int(facts["client"]), self._own().data
+        client = int(facts["client"])
         forms, group_of = [Form.read(form) for form in facts["forms"]], facts.get("group_of") or [0] * facts["clients"]
-        names = {client: self._name(own)}
+        names = {client: self.name}
         others = [Site(names.get(k, str(k)), 0, 0, 0, 1, forms[group], group=group) for k, group in enumerate(group_of)]
         whole = cast(outline(self.config.experiment, others), self.config.experiment.precision)
-        data = with_own(whole, own, client).to(choose_device(self.config.experiment.device))
+        data = with_own(whole, self.own.data, client).to(choose_device(self.config.experiment.device))
         check_task(self.config, data)
         network, federation = place_clients(self.config, data, InProcess)
         if kept:

@@ -198,7 +198,7 @@ def _made_up(experiment: Experiment, form: Form, sites: Sequence[Site], group: i
         targets = numbers if form.classes else torch.from_numpy(rng.standard_normal(size, dtype=np.float32))
     image = form.kind == "image"
     return FederatedData(
-        source=experiment.data if group is None else experiment.groups[group].name or f"group-{group}",
+        source=experiment.data if group is None else group_names(experiment)[group],
         kind=form.kind,  # type: ignore[arg-type]
         inputs=inputs,
         targets=targets,
@@ -214,6 +214,11 @@ def _made_up(experiment: Experiment, form: Form, sites: Sequence[Site], group: i
         vocabulary=tuple(map(str, range(form.vocabulary))),
         metric=form.metric,  # type: ignore[arg-type]
     )
+
+
+def group_names(experiment: Experiment) -> list[str]:
+    """By which sites name their group."""
+    return [group.name or f"group-{number}" for number, group in enumerate(experiment.groups)]
 
 
 def _difference(site: Site, other: Site) -> str:

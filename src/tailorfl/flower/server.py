@@ -15,11 +15,10 @@ from flwr.serverapp import Grid
 from tailorfl.data.atomic import durable_file
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
-from tailorfl.federation.selection import Latecomers
 from tailorfl.flower.federation import Directory, OnFlower, Rules, gather
 from tailorfl.flower.node import experiment_of
 from tailorfl.flower.outline import Site, ordered, outline
-from tailorfl.study.build import Built, build_on, cast
+from tailorfl.study.build import Built, build_on, cast, latecomers
 from tailorfl.study.config import Config
 from tailorfl.study.run import CHECKPOINTS, CONFIG, FEDERATION, Run, restore
 
@@ -88,29 +87,40 @@ def serve(grid: Grid, context: Context) -> dict[str, Any] | None:
     """Run the experiment of the run configuration to its end; go on where an earlier run of it stopped."""
     config, options = experiment_of(context.run_config), ServerOptions.read(context.run_config)
     begun = (options.out / CONFIG).is_file()
-    make = partial(_made, grid, config, options)
+    made: list[Built[OnFlower]] = []  # nothing, if the run had ended before
+
+    def make(begun: bool) -> Built[OnFlower]:
+        made.append(_made(grid, config, options, begun))
+        return made[-1]
+
     if begun:
         log.info("going on in %s", options.out)
     summary = Run(config, options.out, watch=_say, make=make).execute(resume=begun)
     if summary is not None:
-        _hand_over(make, options.out)
+        _hand_over(lambda: made[-1] if made else _ended(make(True), options.out), options.out)
     return summary
 
 
-def _hand_over(make: Callable[[bool], Built[OnFlower]], folder: Path) -> None:
+def _ended(built: Built[OnFlower], folder: Path) -> Built[OnFlower]:
+    """A federation as it was when its run ended."""
+    checkpoint = newest_checkpoint(folder / CHECKPOINTS, built.network.device)
+    assert checkpoint is not None
+    restore(built, checkpoint)
+    return built
+
+
+def _hand_over(find: Callable[[], Built[OnFlower]], folder: Path) -> None:
     """Sites get their models when the run has ended; noted, so that the next start asks those that have none."""
     note, path = folder / FEDERATION / MODELS, folder / FEDERATION / SITES
     before = json.loads(note.read_text())["sites"] if note.is_file() else []
     if {site.name for site in Roll.read(path).sites} <= set(before):
         return
-    built = make(True)
-    checkpoint = newest_checkpoint(folder / CHECKPOINTS, built.network.device)
-    assert checkpoint is not None
-    restore(built, checkpoint)
-    done = built.federation.hand_over(checkpoint.round, built.loop.message_for_evaluation(), before)
+    built = find()
+    number = built.server.round
+    done = built.federation.hand_over(number, built.loop.message_for_evaluation(), before)
     log.info("%d of %d sites have written their models", len(done), built.data.clients)
     with durable_file(note) as temporary:
-        temporary.write_text(json.dumps({"round": checkpoint.round, "sites": done}) + "\n")
+        temporary.write_text(json.dumps({"round": number, "sites": done}) + "\n")
 
 
 def _made(grid: Grid, config: Config, options: ServerOptions, begun: bool) -> Built[OnFlower]:
@@ -135,7 +145,7 @@ def _made(grid: Grid, config: Config, options: ServerOptions, begun: bool) -> Bu
         directory.closed = True
     roll.write(path)
     data = cast(outline(config.experiment, roll.sites), config.experiment.precision)
-    late = Latecomers(frozenset(data.joining_clients), config.experiment.joining_round or 1)
+    late = latecomers(config.experiment, data)
     return build_on(config, data, partial(OnFlower, directory=directory, term=roll.term, late=late))
 
 

@@ -73,7 +73,7 @@ def build_on(config: Config, data: FederatedData, where: Callable[..., Place]) -
     check_task(config, data)
     clients = trainable_clients(data)
     held = data.group_of or (data.label_counts() > 0).sum(1).tolist()
-    late = Latecomers(frozenset(data.joining_clients) & set(clients), experiment.joining_round or 1)
+    late = latecomers(experiment, data)
     groups = tuple(held[client] for client in clients)
     selector = Selector(experiment, clients, groups, config.method.everyone_in(), late)
     least = round(min(map(selector.share, range(1, experiment.rounds + 1))) * len(clients), 9)
@@ -96,6 +96,12 @@ def build_on(config: Config, data: FederatedData, where: Callable[..., Place]) -
         evaluate_training=experiment.evaluate_training and not data.regression,
     )
     return Built(config, data, network, federation, server, loop)
+
+
+def latecomers(experiment: Experiment, data: FederatedData) -> Latecomers:
+    """Of the clients that may train, those that do so from a later round on."""
+    joining = frozenset(data.joining_clients) & set(trainable_clients(data))
+    return Latecomers(joining, experiment.joining_round or 1)
 
 
 def place_clients(config: Config, data: FederatedData, where: Callable[..., Place]) -> tuple[Network, Place]:

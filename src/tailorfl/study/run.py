@@ -127,8 +127,7 @@ class Run:
         check_writable(self.folder)
 
     def _check_unchanged(self) -> None:
-        changes = read_config(self.folder / CONFIG).changes(self.config)
-        changes = [change for change in changes if change.split(":")[0] not in MAY_CHANGE]
+        changes = forbidden_changes(read_config(self.folder / CONFIG), self.config)
         if changes:
             raise UserError(f"{self.folder} cannot be resumed, its configuration changed: {'; '.join(changes)}")
 
@@ -221,6 +220,11 @@ class Run:
         with whole_file(self.folder / SUMMARY) as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def forbidden_changes(before: Config, now: Config) -> list[str]:
+    """What a run that goes on would compute differently."""
+    return [change for change in before.changes(now) if change.split(":")[0] not in MAY_CHANGE]
 
 
 def restore(built: Built[Any], checkpoint: Checkpoint) -> None:
