@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from tailorfl import __version__
 from tailorfl.cli import main
-
-torch.set_num_threads(1)
 
 QUICK = ("clients=4", "clients_per_round=2", "samples_per_client=20", "rounds=2", "local_epochs=1", "device=cpu")
 

@@ -7,8 +7,6 @@ from tailorfl.detection.anchors import grid_anchors, shapes_of_cell
 from tailorfl.detection.boxes import centred, corners, overlaps
 from tailorfl.models import build_module
 
-torch.set_num_threads(1)
-
 GRIDS = [(64, 64), (32, 32), (16, 16), (8, 8), (4, 4)]
 NUMBERS = [5, 7, 7, 7, 5]
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tailorfl.detection.boxes import areas, centred, corners, decode, encode, overlaps, unsuppressed
 
-torch.set_num_threads(1)
-
 SIDES = st.floats(0.02, 1.0)
 CENTRES = st.floats(0.0, 1.0)
 

@@ -8,8 +8,6 @@ from tailorfl.detection.anchors import grid_anchors
 from tailorfl.detection.boxes import encode, overlaps
 from tailorfl.detection.detections import detect
 
-torch.set_num_threads(1)
-
 ANCHORS = grid_anchors([(4, 4)], [5])
 CLASSES = 3
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from tailorfl.detection import coco, voc07
 from tailorfl.errors import UserError
 
-torch.set_num_threads(1)
-
 LEFT, RIGHT, BELOW = [0.1, 0.1, 0.3, 0.3], [0.6, 0.1, 0.8, 0.3], [0.1, 0.6, 0.3, 0.8]
 NEAR_LEFT = [0.1, 0.1, 0.3, 0.28]  # overlaps LEFT by 0.9
 

@@ -14,8 +14,6 @@ from tailorfl.detection.anchors import grid_anchors
 from tailorfl.detection.boxes import encode, overlaps
 from tailorfl.detection.multibox import match, multibox_losses
 
-torch.set_num_threads(1)
-
 ANCHORS = grid_anchors([(8, 8), (4, 4)], [5, 5]).double()
 QUARTERS = torch.tensor([[0.0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]]).double()
 NOTHING = [-1.0, 0, 0, 0, 0, 0]

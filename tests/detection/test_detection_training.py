@@ -11,8 +11,6 @@ from tailorfl.methods import methods
 from tailorfl.models import Network, build_module, valid_samples
 from tailorfl.models.slicing import leading, narrowed
 
-torch.set_num_threads(2)
-
 SIDE, CLASSES = 64, 3
 
 

@@ -9,8 +9,6 @@ from tailorfl.federation.evaluation import ClientScores
 from tailorfl.study.build import Built, build
 from tailorfl.study.config import configure
 
-torch.set_num_threads(1)
-
 
 def scores(samples: list[int], correct: list[int]) -> ClientScores:
     loss = np.array(samples, dtype=float) / 2

@@ -15,8 +15,6 @@ from tailorfl.methods import methods
 from tailorfl.study.build import Built, Selector, build
 from tailorfl.study.config import Experiment, configure
 
-torch.set_num_threads(1)
-
 CLIENTS = tuple(range(100, 130))
 LATE = Latecomers(frozenset(range(120, 130)), 4)
 SMALL = {

@@ -5,8 +5,6 @@ import torch
 from tailorfl.study.build import Built, build
 from tailorfl.study.config import configure
 
-torch.set_num_threads(1)
-
 
 def digits(method: str = "fedper", **settings: object) -> Built:
     small = {"clients": 5, "samples_per_client": 20, "network_options": {"hidden": [4]}, "local_epochs": 1, "rounds": 4}

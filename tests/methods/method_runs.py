@@ -11,8 +11,6 @@ from tailorfl.study.build import Built, build
 from tailorfl.study.config import Config, configure
 from tailorfl.study.run import Run
 
-torch.set_num_threads(1)
-
 SMALL = {
     "data": "digits",
     "clients": 6,

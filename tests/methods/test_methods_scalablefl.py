@@ -14,8 +14,6 @@ from tailorfl.study.config import configure
 from tailorfl.study.export import export
 from tailorfl.study.run import Run
 
-torch.set_num_threads(1)
-
 GROUPS = [{"clients": 2, "image_size": 16, "classes": 10}, {"clients": 3, "image_size": 8, "classes": 5}]
 SMALL: dict[str, Any] = {
     "data": "digits",

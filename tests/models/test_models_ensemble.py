@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from tailorfl.models.ensemble import Combination, Ensemble, combine
 from tailorfl.models.reduction import factored_by, masked
 
-torch.set_num_threads(1)
-
 COMBINATIONS: tuple[Combination, ...] = ("probabilities", "logits")
 
 

@@ -16,8 +16,6 @@ from tailorfl.models import BatchNorm1d, LowRankLinear, build_module, linear_lay
 from tailorfl.models.lowrank import factor_linear, linear_in
 from tailorfl.models.reduction import MaskedLinear, factored_by, factored_to, masked, narrowed_head, parameters
 
-torch.set_num_threads(1)  # a singular value decomposition with several waits for each of them
-
 IMAGE = (3, 32, 32)
 SHARES = (0.9, 0.7, 0.5, 0.3)
 

@@ -10,8 +10,6 @@ from tailorfl.errors import UserError
 from tailorfl.models import build_module, networks
 from tailorfl.models.slicing import cut, leading, narrowed, narrowed_shapes, shapes_of
 
-torch.set_num_threads(1)
-
 IMAGE = (3, 16, 16)
 OPTIONS: dict[str, dict] = {
     "resnet18": {"width": 0.15, "stem": "cifar"},

@@ -11,8 +11,6 @@ from tailorfl.models import Network, build_module
 from tailorfl.study.outcome import judge, published_scores
 from tailorfl.study.recipe import Cell, in_percent, plan, recipes
 
-torch.set_num_threads(1)
-
 STUDIES = {name.partition("/")[2]: recipe for name, recipe in recipes().items() if name.startswith("pmixfed/")}
 INPUTS = {"mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100)}
 

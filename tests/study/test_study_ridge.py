@@ -33,8 +33,6 @@ from tailorfl.study.ridge import (
     sweep,
 )
 
-torch.set_num_threads(1)
-
 SCARCE: dict[str, Any] = {"dimension": 30, "samples": 60, "test_samples": 200, "clients": (5,), "fixed_clients": 40}
 QUICK = ("dimension=6", "samples=20", "test_samples=20", "clients=[3,5]", "fixed_clients=4", "repetitions=2")
 SMALLEST: dict[str, Any] = {key: yaml.safe_load(value) for key, value in (pair.split("=") for pair in QUICK)}
