@@ -272,7 +272,7 @@ def silent(folder: Path) -> dict[str, float]:
         if done == 2:
             trial.once("goes on", lambda: trial.signal(signal.SIGCONT, "flower-supernode", "partition=1"))
 
-    trial = Trial(folder, small(rounds=5), deadline=60.0, event=event)
+    trial = Trial(folder, small(rounds=5), deadline=40.0, event=event)  # Flower gives a node up after a minute
     try:
         seconds = trial.execute()
     finally:

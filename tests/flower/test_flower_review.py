@@ -18,7 +18,7 @@ from inline_grid import Answer, InlineGrid, honest
 
 from tailorfl.errors import UserError
 from tailorfl.flower.checks import RefusedError, check_score
-from tailorfl.flower.federation import Directory, Rules
+from tailorfl.flower.directory import Directory, Rules
 from tailorfl.flower.outline import Form, Site, outline
 from tailorfl.flower.records import FACTS, facts_of, metrics, pack, tensors
 from tailorfl.flower.state import SiteState

@@ -17,8 +17,9 @@ from tailorfl.exchange.messages import Answers, Message
 from tailorfl.federation.evaluation import ClientScores
 from tailorfl.federation.in_process import InProcess
 from tailorfl.flower.outline import Form, Site, alone, group_names, outline, with_own
+from tailorfl.flower.project import NAME
 from tailorfl.flower.records import arrays, facts_of, metrics, metrics_of, pack, tensors_of
-from tailorfl.flower.state import NAME, SiteState, StaleError, check_name, digest
+from tailorfl.flower.state import SiteState, StaleError, check_name, digest
 from tailorfl.models.network import Network, Values
 from tailorfl.study.build import cast, check_task, choose_device, load_data, place_clients
 from tailorfl.study.config import Config, Experiment, configure

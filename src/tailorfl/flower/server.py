@@ -15,9 +15,11 @@ from flwr.serverapp import Grid
 from tailorfl.data.atomic import durable_file
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
-from tailorfl.flower.federation import Directory, OnFlower, Rules, gather
+from tailorfl.flower.directory import Directory, Rules, gather
+from tailorfl.flower.federation import OnFlower
 from tailorfl.flower.node import experiment_of
 from tailorfl.flower.outline import Site, ordered, outline
+from tailorfl.flower.project import RunConfig
 from tailorfl.study.build import Built, build_on, cast, latecomers
 from tailorfl.study.config import Config
 from tailorfl.study.run import CHECKPOINTS, CONFIG, FEDERATION, Run, restore
@@ -25,7 +27,7 @@ from tailorfl.study.run import CHECKPOINTS, CONFIG, FEDERATION, Run, restore
 log = logging.getLogger(__name__)
 
 SITES, MODELS = "sites.json", "models.json"  # who takes part, and who has its model at the end
-RUN_KEYS = ("experiment", "out", "state", "nodes", "wait", "deadline", "min-answers", "max-update-norm", "max-samples")
+DEFAULTS = RunConfig(experiment="", out="").entries()  # of all keys
 
 
 @dataclass(frozen=True)
@@ -39,26 +41,24 @@ class ServerOptions:
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> "ServerOptions":
-        unknown = [key for key in given if key not in RUN_KEYS]
+        unknown = [key for key in given if key not in DEFAULTS]
         if unknown:
-            raise UserError(f"run configuration: unknown key {unknown[0]!r}; allowed: {', '.join(RUN_KEYS)}")
+            raise UserError(f"run configuration: unknown key {unknown[0]!r}; allowed: {', '.join(DEFAULTS)}")
         if not given.get("out"):
             raise UserError('run configuration: no folder for the results; allowed: out="FOLDER"')
         rules = Rules(
-            deadline=_number(given, "deadline", 600.0),
-            min_answers=int(_number(given, "min-answers", 1)),
-            max_update_norm=_number(given, "max-update-norm", 0.0),
-            max_samples=int(_number(given, "max-samples", 0)),
+            deadline=_number(given, "deadline"),
+            min_answers=int(_number(given, "min-answers")),
+            max_update_norm=_number(given, "max-update-norm"),
+            max_samples=int(_number(given, "max-samples")),
         )
         if rules.deadline <= 0:
             raise UserError(f"run configuration: deadline={rules.deadline:g}; allowed: more than 0 seconds")
-        return ServerOptions(
-            Path(str(given["out"])), int(_number(given, "nodes", 0)), _number(given, "wait", 600.0), rules
-        )
+        return ServerOptions(Path(str(given["out"])), int(_number(given, "nodes")), _number(given, "wait"), rules)
 
 
-def _number(given: Mapping[str, Any], key: str, default: float) -> float:
-    value = given.get(key, default)
+def _number(given: Mapping[str, Any], key: str) -> float:
+    value = given.get(key, DEFAULTS[key])
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise UserError(f"run configuration: {key}={value!r}; allowed: a number, 0 or more")
     return value

@@ -8,7 +8,6 @@ in which it trained, of which the last few stay, because a server that was kille
 import fcntl
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +20,11 @@ from torch import Tensor
 
 from tailorfl.data.atomic import durable_file
 from tailorfl.errors import UserError
+from tailorfl.flower.project import NAME
 from tailorfl.models.network import Values
 
 FENCE, LOCK, ARCHIVE = "fence.json", "lock", "archive"
 REPEATED = 2  # rounds that a server may ask for again: its newest checkpoint, and the one to fall back on
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class StaleError(Exception):
