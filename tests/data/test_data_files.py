@@ -162,6 +162,7 @@ def test_omniglot_clients_are_alphabets_and_ink_is_bright(tmp_path: Path) -> Non
     assert source.inputs.shape == (6, 1, 28, 28)
     # 15 of 105 columns are ink: four whole columns of 28
     assert (source.inputs[0, 0, 0, :6].tolist()) == [255, 255, 255, 255, 0, 0]
+    assert source.reading.inverted
 
 
 def write_sent140(path: Path, rows: list[list[str]], header: list[str]) -> None:

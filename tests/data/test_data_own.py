@@ -11,6 +11,8 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image as PillowImage
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tailorfl.data import PartitionOptions, SourceOptions, federate, load_source, save_source
 from tailorfl.errors import UserError
@@ -258,6 +260,31 @@ def test_a_prepared_source_comes_back_the_same(tmp_path: Path) -> None:
     assert torch.equal(again.owner, source.owner)  # type: ignore[arg-type]
     assert (again.name, again.classes, again.owners) == (source.name, source.classes, source.owners)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["s.safetensors"]
+
+
+def test_a_prepared_table_knows_how_others_are_read(tmp_path: Path) -> None:
+    source = load_source(csv_file(tmp_path, TABLE), None, SourceOptions(client_column="site"))
+    save_source(source, tmp_path / "s.safetensors")
+    assert source.reading.columns == (("height", 2.0, np.sqrt(2 / 3)), ("width", 10.0, 1.0))
+    assert load_source(f"file:{tmp_path / 's.safetensors'}").reading == source.reading
+
+
+def test_a_prepared_table_that_does_not_say_how_it_was_read_is_refused(tmp_path: Path) -> None:
+    for name, options in (
+        ("digits", SourceOptions()),
+        (csv_file(tmp_path, TABLE), SourceOptions(client_column="site")),
+    ):
+        path = tmp_path / "s.safetensors"
+        save_source(load_source(name, None, options), path)
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata()
+        del facts["reading"]  # as it was before there were readings
+        save_file(load_file(path), path, facts)
+        if name == "digits":
+            assert load_source(f"file:{path}").kind == "image"
+        else:
+            with pytest.raises(UserError, match=r"lacks its columns; allowed: write it again by `tailor data prepare`"):
+                load_source(f"file:{path}")
 
 
 def test_a_prepared_source_may_be_thinned(tmp_path: Path) -> None:

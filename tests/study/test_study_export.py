@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from tailorfl.cli import main
 from tailorfl.cohort import Batch, Cohort
-from tailorfl.data import load_partition
+from tailorfl.cohort.scoring import mean_average_precision
+from tailorfl.data import FederatedData, load_partition
+from tailorfl.detection.detections import select
 from tailorfl.errors import UserError
 from tailorfl.methods import methods
 from tailorfl.methods.fedavg import FedAvg
@@ -33,6 +36,39 @@ IMAGES: dict[str, Any] = {
     "samples_per_client": None,
     "network": "stride-cnn",
     "network_options": {"stages": 2, "width": 0.25},
+}
+
+GROUPS: dict[str, Any] = {
+    "groups": [{"clients": 2, "image_size": 16}, {"clients": 2, "image_size": 8, "classes": 5}],
+    "clients": None,
+    "partition": "iid",
+    "network": "stride-cnn",
+    "network_options": {},
+    "base_size": 4,
+    "lr": 0.1,
+}
+OBJECTS: dict[str, Any] = {
+    "data": "synthetic-detection",
+    "classes": 2,
+    "clients": 3,
+    "samples": 16,
+    "samples_per_client": None,
+    "image_size": 32,
+    "network": "auto",
+    "network_options": {"stages": 3},
+    "rounds": 2,
+    "local_epochs": 4,
+    "batch_size": 6,
+    "lr": 0.03,
+}
+OBJECTS_IN_GROUPS: dict[str, Any] = {
+    "groups": [{"clients": 2, "image_size": 32}, {"clients": 1, "image_size": 16}],
+    "clients": None,
+    "clients_per_round": 1.0,
+    "image_size": None,
+    "network_options": {},
+    "base_size": 2,
+    "rounds": 1,
 }
 
 
@@ -80,8 +116,9 @@ def again(folder: Path) -> Restored:
 
 def samples(run: Restored, name: str) -> tuple[Tensor, Tensor]:
     """The inputs, as they are stored, and the targets of a client's test samples."""
-    data = run.built.data
-    rows = data.test.of(data.names.index(name))
+    number = run.built.data.names.index(name)
+    data = run.built.data.of(number)
+    rows = data.test.of(number)
     return data.inputs[rows], data.targets[rows]
 
 
@@ -89,34 +126,67 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     return (outputs.argmax(1) == targets).sum().item() / len(targets)
 
 
-def check_client(folder: Path, exported: Path, name: str) -> None:
-    """Program and tensors give on the client's test samples what the run says of it."""
-    [row] = [row for row in clients(folder) if row["client"] == name]
-    run = again(folder)
-    inputs, targets = samples(run, name)
-    outputs = program(exported)(inputs)
-    assert not outputs.requires_grad
-    assert accuracy(outputs, targets) == float(row["accuracy"])
-    assert about(exported)["test"]["accuracy"] == float(row["accuracy"])
-    assert about(exported)["test"]["loss"] == pytest.approx(float(row["loss"]), rel=1e-4)
+def precision(data: FederatedData, client: int, outputs: Tensor) -> float:
+    """What accuracy is for detectors."""
+    return mean_average_precision(data, data.test.of(client), select(outputs))
 
-    [cohort] = run.served([run.built.data.names.index(name)])
+
+def check_clients(folder: Path, exported: Mapping[str, Path]) -> float:
+    """Program and tensors give on each client's test samples what the run says of it; the accuracy over them all."""
+    run, right, total = again(folder), 0.0, 0
+    said = {row["client"]: row for row in clients(folder)}
+    for cohort in run.served([run.built.data.names.index(name) for name in exported]):
+        [number] = cohort.clients
+        name = run.built.data.names[number]
+        (inputs, targets), row, files = samples(run, name), said[name], exported[name]
+        outputs = program(files)(inputs)
+        assert not outputs.requires_grad
+        detects = cohort.data.detection
+        found = precision(cohort.data, number, outputs) if detects else accuracy(outputs, targets)
+        assert found == float(row["accuracy"])
+        assert about(files)["test"]["accuracy"] == found
+        if not detects:
+            assert about(files)["test"]["loss"] == pytest.approx(float(row["loss"]), rel=1e-4)
+            check_tensors(run, cohort, files, inputs, outputs)
+        right, total = right + found * len(targets), total + len(targets)
+    return right / total
+
+
+def check_tensors(run: Restored, cohort: Cohort, files: Path, inputs: Tensor, outputs: Tensor) -> None:
+    """The tensors alone are the whole model."""
     alone = run.config.method.deployed(cohort)
     for tensor in (*alone.parameters(), *alone.buffers()):
         tensor.detach().zero_()
-    alone.load_state_dict(load_file(exported / "model.safetensors"))
+    alone.load_state_dict(load_file(files / "model.safetensors"))
     with torch.no_grad():
-        torch.testing.assert_close(alone(run.built.data.decode(inputs)), outputs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(alone(cohort.data.decode(inputs)), outputs, rtol=1e-5, atol=1e-6)
+
+
+def check_client(folder: Path, exported: Path, name: str) -> None:
+    check_clients(folder, {name: exported})
 
 
 # What is exported is what was evaluated.
 
 
-@pytest.mark.parametrize("method", methods())
-def test_the_model_of_every_method_serves_as_well_as_the_run_says(method: str, tmp_path: Path) -> None:
-    execute(tmp_path / "run", method, rounds=4)
-    assert export(tmp_path / "run", "1", tmp_path / "model") == tmp_path / "model"
-    check_client(tmp_path / "run", tmp_path / "model", "1")
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *(pytest.param(method, {"rounds": 4, "lr": 0.1}, id=method) for method in methods()),
+        *(pytest.param(method, GROUPS, id=f"{method}-groups") for method in ("scalablefl", "local")),
+        pytest.param("heterofl", {**GROUPS, "personal_layers": 1}, id="heterofl-groups"),
+        *(pytest.param(method, OBJECTS, id=f"{method}-objects") for method in ("fedper", "heterofl")),
+        pytest.param("scalablefl", {**OBJECTS, **OBJECTS_IN_GROUPS}, id="scalablefl-objects-groups"),
+    ],
+)
+def test_the_models_of_every_method_serve_as_well_as_the_run_says(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    summary = execute(tmp_path / "run", method, **settings)
+    export(tmp_path / "run", "all", tmp_path / "models")
+    names = [row["client"] for row in clients(tmp_path / "run")]
+    places = {name: tmp_path / "models" / place for name, place in zip(names, folder_names(names), strict=True)}
+    assert check_clients(tmp_path / "run", places) == pytest.approx(summary["personalized_accuracy"], abs=1e-12)
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedproto", "heterofl", "ppfe"])
@@ -167,7 +237,7 @@ def test_a_regression_gives_a_number_a_row(tmp_path: Path) -> None:
     [row] = [row for row in clients(tmp_path / "run") if row["client"] == "2"]
     assert (outputs[:, 0] - targets).square().mean().item() == pytest.approx(float(row["loss"]), rel=1e-9)
     assert (said["task"], said["classes"], said["test"]["accuracy"]) == ("regression", None, None)
-    assert (said["input"]["dtype"], said["normalization"]["where"]) == ("float64", "outside")
+    assert (said["input"]["dtype"], said["normalization"]["where"]) == ("float64", "none")
 
 
 def test_clients_exported_together_and_alone_have_the_same_model(tmp_path: Path) -> None:
@@ -216,20 +286,29 @@ def test_a_stopped_run_is_exported_as_it_was_and_goes_on_unharmed(tmp_path: Path
 # What the files are.
 
 
-def test_the_program_runs_where_tailorfl_is_not(finished: Path, tmp_path: Path) -> None:
-    export(finished, "1", tmp_path / "model")
-    inputs, targets = samples(again(finished), "1")
-    torch.save((inputs, targets), tmp_path / "samples.pt")
+def test_the_programs_run_where_tailorfl_is_not(finished: Path, tmp_path: Path) -> None:
+    """Of each kind of model one: a narrow network, prototypes, an ensemble."""
+    runs = {"heterofl": finished, "fedproto": tmp_path / "fedproto", "ppfe": tmp_path / "ppfe"}
+    for method, folder in runs.items():
+        if folder != finished:
+            execute(folder, method)
+        export(folder, "1", tmp_path / f"{method}-model")
+        torch.save(samples(again(folder), "1"), tmp_path / f"{method}-model/samples.pt")
     code = """
 import sys
 sys.modules["tailorfl"] = None
 import torch
-inputs, targets = torch.load("samples.pt")
-outputs = torch.export.load("model/model.pt2").module()(inputs)
-print((outputs.argmax(1) == targets).sum().item() / len(targets))
+for model in sys.argv[1:]:
+    inputs, targets = torch.load(f"{model}/samples.pt")
+    outputs = torch.export.load(f"{model}/model.pt2").module()(inputs)
+    print((outputs.argmax(1) == targets).sum().item() / len(targets))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert float(done.stdout) == about(tmp_path / "model")["test"]["accuracy"]
+    models = [f"{method}-model" for method in runs]
+    command = [sys.executable, "-c", code, *models]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [float(line) for line in done.stdout.split()] == [
+        about(tmp_path / model)["test"]["accuracy"] for model in models
+    ]
 
 
 def test_the_program_takes_any_number_of_raw_images(finished: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tailorfl.data.holdout import class_counts, draw_tests, fraction_sizes, hold
 from tailorfl.data.partition import Lists, PartitionOptions, Rows, divide, settle
 from tailorfl.data.ragged import Ragged
 from tailorfl.data.reason import reason
-from tailorfl.data.source import Kind, Source, labels_of
+from tailorfl.data.source import AS_IT_IS, Kind, Reading, Source, labels_of
 from tailorfl.errors import UserError
 from tailorfl.seeding import generator
 
@@ -63,6 +63,7 @@ class FederatedData:
     std: Tensor | None = None
     vectors: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
+    reading: Reading = AS_IT_IS
     metric: Metric = "voc07"  # of detectors: which mean average precision
     # A federation of groups: the data of each, with all clients, of whom only the group's own have rows. The whole has
     # the classes of the largest group and one of its inputs, for the form; a client's rows are rows of its own group's.
@@ -196,6 +197,7 @@ def assemble(source: Source, partition: Partition) -> FederatedData:
         std=std,
         vectors=source.vectors,
         vocabulary=source.vocabulary,
+        reading=source.reading,
         metric="coco" if source.name.startswith("coco:") else "voc07",
     )
 

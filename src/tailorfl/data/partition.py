@@ -298,8 +298,8 @@ def _spread(dealt: np.ndarray, spare: np.ndarray, rest: int, rng: np.random.Gene
 
 def _flow(dealt: np.ndarray, spare: np.ndarray, rest: int) -> np.ndarray | None:
     """The same where classes run out: a flow from clients to classes, exact where dealing greedily may get stuck."""
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
-    from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
 
     clients, classes = dealt.shape
     client, label = np.nonzero(dealt)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -54,6 +54,25 @@ class SourceOptions(BaseModel):
     )
 
 
+class Column(NamedTuple):
+    """A column of a table that is an input; numbers became (number - mean) / deviation."""
+
+    name: str
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files became inputs, as far as the inputs do not say it: to read others in the same way."""
+
+    columns: tuple[Column, ...] = ()  # tables: the features in their order, or the text
+    inverted: bool = False  # images: 255 minus the pixels of the files
+
+
+AS_IT_IS = Reading()
+
+
 @dataclass(frozen=True)
 class Source:
     """A dataset as its files give it, before it is divided among clients."""
@@ -68,6 +87,7 @@ class Source:
     owners: tuple[str, ...] = ()  # natural client names
     vectors: Tensor | None = None  # text: word vectors [vocabulary, dim] where a GloVe file was given
     vocabulary: tuple[str, ...] = ()  # text
+    reading: Reading = AS_IT_IS
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)

@@ -36,9 +36,10 @@ from tailorfl.study.config import Config, read_config
 from tailorfl.study.run import CHECKPOINTS, CONFIG, EXPORTS, PARTITION, finite, restore
 
 TENSORS, PROGRAM, ABOUT, VOCABULARY = "model.safetensors", "model.pt2", "model.json", "vocabulary.txt"
-FORMAT = "tailorfl model 1"
+FORMAT = "tailorfl model 2"
 EVERYONE = "all"
-NAMES_SHOWN = 12  # of clients, in an error
+NAMES_SHOWN = 12  # in an error
+MODES = {1: "L", 3: "RGB"}  # of Pillow, by an image's channels
 AT_A_TIME = 64  # test samples that go through a program at once
 
 
@@ -190,16 +191,21 @@ def chosen(client: str, names: Sequence[str], folder: Path) -> list[int]:
     if client == EVERYONE:
         return list(range(len(names)))
     if client not in names:
-        shown = ", ".join(names[:NAMES_SHOWN]) + (f", ... ({len(names)} names)" if len(names) > NAMES_SHOWN else "")
-        raise UserError(f"{folder} has no client {client!r}; allowed: {shown}, or {EVERYONE}")
+        raise UserError(f"{folder} has no client {client!r}; allowed: {first_names(names)}, or {EVERYONE}")
     return [names.index(client)]
 
 
 def one_client(client: str, names: Sequence[str], folder: Path) -> int:
     """The client of that name, and not all of them."""
     if client == EVERYONE:
-        raise UserError(f"a picture is of one client; allowed: {', '.join(names[:NAMES_SHOWN])}")
+        raise UserError(f"a picture is of one client; allowed: {first_names(names)}")
     return chosen(client, names, folder)[0]
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Names for an error line, which may be many."""
+    more = f", ... ({len(names)} names)" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def restored(folder: Path, config: Config, data_dir: Path | None = None) -> Restored:
@@ -336,18 +342,36 @@ def _is_export(folder: Path) -> bool:
 def _input(data: FederatedData) -> dict[str, Any]:
     meaning = {
         "image": "images, each pixel 0 to 255, channels first",
-        "features": "rows of numbers; columns of a table standardized over its training rows",
+        "features": "rows of numbers, after the normalization",
         "text": "word ids, padded with 0",
     }
     found = {"kind": data.kind, "dtype": _name(data.inputs.dtype), "shape": ["batch", *data.input_shape]}
-    return found | {"meaning": meaning[data.kind]} | ({"vocabulary": VOCABULARY} if data.vocabulary else {})
+    found |= {"meaning": meaning[data.kind]} | ({"vocabulary": VOCABULARY} if data.vocabulary else {})
+    if data.kind == "image":
+        return found | {"files": _image_files(data)}
+    return found | {"columns": [column.name for column in data.reading.columns] or None}
+
+
+def _image_files(data: FederatedData) -> dict[str, Any]:
+    """How an image file becomes an input."""
+    channels, height, width = data.input_shape
+    return {
+        "mode": MODES.get(channels),
+        "width": width,
+        "height": height,
+        "resize": "box if neither side of the file is shorter, else bilinear; proportions are not kept",
+        "inverted": data.reading.inverted,
+    }
 
 
 def _normalization(data: FederatedData) -> dict[str, Any]:
-    """Of images: a channel, in units of 0 to 1."""
-    if data.mean is None or data.std is None:
-        return {"where": "outside" if data.kind == "features" else "none", "mean": None, "std": None}
-    return {"where": "inside", "mean": data.mean.tolist(), "std": data.std.tolist()}
+    """Of images a number a channel, in units of 0 to 1; of tables one a column."""
+    if data.mean is not None and data.std is not None:
+        return {"where": "inside", "mean": data.mean.tolist(), "std": data.std.tolist()}
+    columns = data.reading.columns
+    if data.kind != "features" or not columns:
+        return {"where": "none", "mean": None, "std": None}
+    return {"where": "outside", "mean": [one.mean for one in columns], "std": [one.deviation for one in columns]}
 
 
 def _output(raw: nn.Module, data: FederatedData) -> dict[str, Any]:

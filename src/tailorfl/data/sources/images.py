@@ -1,7 +1,7 @@
 """Reads image files: Omniglot's drawings and any folder of classes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tailorfl.data.extras import import_extra
 from tailorfl.data.reason import reason
-from tailorfl.data.source import Source, SourceOptions
+from tailorfl.data.source import Reading, Source, SourceOptions
 from tailorfl.data.sources import files
 from tailorfl.errors import UserError
 
@@ -32,12 +32,14 @@ def pillow() -> Any:
     return import_extra("PIL.Image", "image", "reading image files")
 
 
-def to_pixels(image: Any, mode: str, size: int | None) -> np.ndarray:
-    """A Pillow image as uint8 [channels, h, w], resized to a square of ``size`` where one is given."""
+def to_pixels(image: Any, mode: str, size: int | tuple[int, int] | None) -> np.ndarray:
+    """A Pillow image as uint8 [channels, h, w], resized to a square or to (width, height) where one is given."""
     image = image.convert(mode)
-    if size is not None and image.size != (size, size):
+    wanted = (size, size) if isinstance(size, int) else size
+    if wanted is not None and image.size != wanted:
         sampling = pillow().Resampling  # box: every pixel counts by its area
-        image = image.resize((size, size), sampling.BOX if min(image.size) >= size else sampling.BILINEAR)
+        shrinks = image.size[0] >= wanted[0] and image.size[1] >= wanted[1]
+        image = image.resize(wanted, sampling.BOX if shrinks else sampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
@@ -67,7 +69,9 @@ def load_omniglot(name: str, folder: Path | None, options: SourceOptions) -> Sou
     size = options.image_size or OMNIGLOT_SIZE
     pixels = _read_all(found, lambda image: 255 - to_pixels(image, "L", size), name)
     characters = max((int(file.label) for file in found), default=0) + 1
-    return _source(name, pixels, found, len(found), tuple(map(str, range(characters))), [a.name for a in alphabets])
+    classes = tuple(map(str, range(characters)))
+    source = _source(name, pixels, found, len(found), classes, [alphabet.name for alphabet in alphabets])
+    return replace(source, reading=Reading(inverted=True))
 
 
 def load_folder(path: str, folder: Path | None, options: SourceOptions) -> Source:
@@ -112,13 +116,15 @@ def _read_all(found: Sequence[ImageFile], read: Callable[[Any], Any], source: st
     return [read_image(file.path, read, source) for file in found]
 
 
-def read_image(path: Path, read: Callable[[Any], Any], source: str) -> Any:
+def read_image(path: Path, read: Callable[[Any], Any], source: str = "") -> Any:
     """What ``read`` makes of an image file."""
+    library = pillow()
     try:
-        with pillow().open(path) as image:
+        with library.open(path) as image:
             return read(image)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"data={source}: {path} is not an image that can be read ({reason(error)})") from error
+    except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
+        of = f"data={source}: " if source else ""
+        raise UserError(f"{of}{path} is not an image that can be read ({reason(error)})") from error
 
 
 def _source(

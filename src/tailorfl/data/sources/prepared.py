@@ -1,7 +1,7 @@
 """Writes a source as one safetensors file, and reads it again without the files it came from."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tailorfl.data.atomic import whole_file
 from tailorfl.data.reason import reason
-from tailorfl.data.source import Kind, Source, SourceOptions
+from tailorfl.data.source import AS_IT_IS, Column, Kind, Reading, Source, SourceOptions
 from tailorfl.errors import UserError
 
 FORMAT = "tailorfl source 1"
@@ -25,6 +25,7 @@ def save_source(source: Source, path: Path, limit: int | None = None) -> None:
     source = source if limit is None else thin(source, limit)
     tensors = {"inputs": source.inputs, "targets": source.targets, "owner": source.owner, "vectors": source.vectors}
     texts = {field: json.dumps(getattr(source, field)) for field in TEXTS}
+    texts["reading"] = json.dumps(asdict(source.reading))
     facts = {"format": FORMAT, "name": source.name, "kind": source.kind, "train_size": str(source.train_size)}
     with whole_file(path) as temporary:
         save_file({k: v.contiguous() for k, v in tensors.items() if v is not None}, temporary, {**facts, **texts})
@@ -66,4 +67,15 @@ def load_prepared(path: str, folder: Path | None, options: SourceOptions) -> Sou
         owners=tuple(json.loads(facts["owners"])),
         vectors=tensors.get("vectors"),
         vocabulary=tuple(json.loads(facts["vocabulary"])),
+        reading=_reading(path, facts),
     )
+
+
+def _reading(path: str, facts: dict[str, str]) -> Reading:
+    """Older files say nothing of it. Without it no other table could be read in the same way."""
+    if "reading" not in facts and facts["kind"] == "image":
+        return AS_IT_IS
+    if "reading" not in facts:
+        raise UserError(f"data=file:{path} lacks its columns; allowed: write it again by `tailor data prepare`")
+    found = json.loads(facts["reading"])
+    return Reading(tuple(Column(*column) for column in found["columns"]), found["inverted"])

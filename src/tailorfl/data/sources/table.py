@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tailorfl.data.extras import import_extra
 from tailorfl.data.reason import reason
-from tailorfl.data.source import Kind, Source, SourceOptions
+from tailorfl.data.source import Column, Kind, Reading, Source, SourceOptions
 from tailorfl.data.sources.text import EncodedText, encode
 from tailorfl.errors import UserError
 
@@ -23,28 +23,43 @@ MANY_REAL_LABELS = 50  # more different real numbers than this are not classes
 
 
 def load_csv(path: str, folder: Path | None, options: SourceOptions) -> Source:
-    name, file = f"csv:{path}", Path(path)
+    name = f"csv:{path}"
+    columns = read_csv(Path(path), f"data={name}")
+    return table_source(name, columns, height(columns), options)
+
+
+def load_parquet(path: str, folder: Path | None, options: SourceOptions) -> Source:
+    name = f"parquet:{path}"
+    columns = read_parquet(Path(path), f"data={name}")
+    return table_source(name, columns, height(columns), options)
+
+
+def read_csv(file: Path, what: str) -> Columns:
+    """The columns of a file by their names, as text; ``what`` it is, for error lines. None where it has no rows."""
     try:
         raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         header, *rows = list(csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))) or [[]]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"data={name} cannot be read: {reason(error)}") from error
+        raise UserError(f"{what} cannot be read: {reason(error)}") from error
     rows = [row for row in rows if row]
     uneven = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
     if uneven is not None:
-        raise UserError(f"data={name}: row {uneven + 1} has {len(rows[uneven])} values, the header has {len(header)}")
-    columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else {}
-    return table_source(name, columns, len(rows), options)
+        raise UserError(f"{what}: row {uneven + 1} has {len(rows[uneven])} values, the header has {len(header)}")
+    return dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else {}
 
 
-def load_parquet(path: str, folder: Path | None, options: SourceOptions) -> Source:
-    parquet = import_extra("pyarrow.parquet", "parquet", f"data=parquet:{path}")
+def read_parquet(file: Path, what: str) -> Columns:
+    parquet = import_extra("pyarrow.parquet", "parquet", what)
     try:
-        table = parquet.read_table(path)
+        table = parquet.read_table(file)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-        raise UserError(f"data=parquet:{path} cannot be read: {reason(error)}") from error
-    columns = {column: table.column(column).to_pylist() for column in table.column_names}
-    return table_source(f"parquet:{path}", columns, table.num_rows, options)
+        raise UserError(f"{what} cannot be read: {reason(error)}") from error
+    return {column: table.column(column).to_pylist() for column in table.column_names}
+
+
+def height(columns: Columns) -> int:
+    """How many rows a table has."""
+    return len(next(iter(columns.values()), ()))
 
 
 def table_source(
@@ -61,9 +76,14 @@ def table_source(
     encoded: EncodedText | None = None
     if text:
         encoded = encode([str(value) for value in columns[text]], train_size, options)
+        reading = Reading((Column(text),))
     else:
         features = {column: values for column, values in columns.items() if column not in (label, client)}
-        inputs = standardize(_numbers(name, features), train_size)
+        if not features:
+            raise UserError(f"data={name} has no feature columns beside the label and the client")
+        numbers = read_numbers(features, f"data={name}")
+        reading = Reading(_described(list(features), numbers[:train_size]))
+        inputs = standardize(numbers, reading.columns)
     kind: Kind = "text" if encoded else "features"
     return Source(
         name=name,
@@ -76,6 +96,7 @@ def table_source(
         owners=owners,
         vectors=encoded.vectors if encoded else None,
         vocabulary=encoded.vocabulary if encoded else (),
+        reading=reading,
     )
 
 
@@ -91,9 +112,9 @@ def read_targets(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Real numbers for a regression, else class numbers and names, in the order of numbers or of the alphabet."""
     if options.task == "regression":
-        return torch.from_numpy(_column(name, column, values).astype(np.float32)), ()
+        return torch.from_numpy(_column(f"data={name}", column, values).astype(np.float32)), ()
     if classes:
-        return torch.from_numpy(_column(name, column, values).astype(np.int64)), classes
+        return torch.from_numpy(_column(f"data={name}", column, values).astype(np.int64)), classes
     numeric = _as_numbers(values)
     if numeric is None:
         names, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
@@ -113,25 +134,29 @@ def read_owners(values: Sequence[Any]) -> tuple[Tensor, tuple[str, ...]]:
     return torch.from_numpy(numbers.astype(np.int64)), tuple(map(str, names))
 
 
-def standardize(features: np.ndarray, train_size: int) -> Tensor:
-    """Each column with mean 0 and deviation 1 over the training rows; a constant column becomes 0."""
-    train = features[:train_size]
+def standardize(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
+    """float32 [rows, columns]: each column with mean 0 and deviation 1 over the rows that describe it."""
+    mean, deviation = (np.array([getattr(column, of) for column in columns]) for of in ("mean", "deviation"))
+    return torch.from_numpy(((numbers - mean) / deviation).astype(np.float32))
+
+
+def _described(names: Sequence[str], train: np.ndarray) -> tuple[Column, ...]:
+    """A constant column has deviation 1, and so becomes 0."""
     deviation = train.std(axis=0)
     deviation[deviation == 0] = 1
-    return torch.from_numpy(((features - train.mean(axis=0)) / deviation).astype(np.float32))
+    return tuple(map(Column, names, train.mean(axis=0).tolist(), deviation.tolist()))
 
 
-def _numbers(name: str, columns: Columns) -> np.ndarray:
-    if not columns:
-        raise UserError(f"data={name} has no feature columns beside the label and the client")
-    return np.stack([_column(name, column, values) for column, values in columns.items()], axis=1)
+def read_numbers(columns: Columns, what: str) -> np.ndarray:
+    """float64 [rows, columns]; a value that is missing or no number is refused, as in training."""
+    return np.stack([_column(what, column, values) for column, values in columns.items()], axis=1)
 
 
-def _column(name: str, column: str, values: Sequence[Any]) -> np.ndarray:
+def _column(what: str, column: str, values: Sequence[Any]) -> np.ndarray:
     numbers = _as_numbers(values)
     if numbers is None:
         odd = next(value for value in values if _as_numbers([value]) is None)
-        raise UserError(f"data={name}: column {column} has {odd!r:.40}, allowed: a number in every row")
+        raise UserError(f"{what}: column {column} has {odd!r:.40}, allowed: a number in every row")
     return numbers
 
 

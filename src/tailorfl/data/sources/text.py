@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tailorfl.data.ragged import Ragged
 from tailorfl.data.reason import reason
-from tailorfl.data.source import PADDING, UNKNOWN, Source, SourceOptions
+from tailorfl.data.source import PADDING, UNKNOWN, Column, Reading, Source, SourceOptions
 from tailorfl.data.sources import files
 from tailorfl.errors import UserError
 from tailorfl.seeding import generator
@@ -49,6 +49,11 @@ def encode(texts: Sequence[str], train_size: int, options: SourceOptions) -> Enc
     vocabulary = build_vocabulary(dict(zip(names, in_training.tolist(), strict=True)), options.vocabulary_size)
     vectors = read_glove(options.glove, vocabulary, options.seed) if options.glove else None
     return EncodedText(_word_ids(rows, names, vocabulary, length), vocabulary, vectors)
+
+
+def with_vocabulary(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> Tensor:
+    """Ids of each text's first words in a vocabulary that is there already: int64 [texts, length]."""
+    return _word_ids(*_tokens(texts, length), vocabulary, length)
 
 
 def _tokens(texts: Sequence[str], length: int) -> tuple[Ragged, list[str]]:
@@ -137,6 +142,7 @@ def load_sent140(name: str, folder: Path | None, options: SourceOptions) -> Sour
         owners=tuple(users),
         vectors=text.vectors,
         vocabulary=text.vocabulary,
+        reading=Reading((Column("text"),)),
     )
 
 
