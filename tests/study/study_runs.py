@@ -17,10 +17,9 @@ import torch
 from tailorfl.cli import main
 from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.models.network import Values
+from tailorfl.study import workers
 from tailorfl.study.config import Config, configure
 from tailorfl.study.run import Run
-
-torch.set_num_threads(1)
 
 Said = tuple[int, str, str]
 Tailor = Callable[..., Said]
@@ -38,7 +37,14 @@ SMALL: dict[str, Any] = {
 
 processes = multiprocessing.get_context("forkserver")
 # The slow imports of a run, once for all processes: what a run imports late is named here too.
-processes.set_forkserver_preload(["tailorfl.study.run", "tailorfl.study.tables", "sklearn.datasets", "torch._dynamo"])
+LATE = (
+    "tailorfl.study.tables",
+    "tailorfl.study.reproduce",
+    "tailorfl.study.workers",
+    "sklearn.datasets",
+    "torch._dynamo",
+)
+processes.set_forkserver_preload(["tailorfl.study.run", *LATE, "scipy.stats", "pyarrow.parquet"])
 
 
 def small(method: str = "fedper", **settings: Any) -> Config:
@@ -102,6 +108,7 @@ def start(arguments: list[str], die_at: tuple[str, int] | None = None) -> Any:
 
 def _command(arguments: list[str], die_at: tuple[str, int] | None) -> None:
     torch.set_num_threads(1)
+    workers.SPAWN = processes
     if die_at is not None:
         name, left = die_at
         real = getattr(os, name)
@@ -119,8 +126,8 @@ def _command(arguments: list[str], die_at: tuple[str, int] | None) -> None:
     main()
 
 
-def command(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
-    patch.setattr(sys, "argv", ["tailor", "reproduce", *arguments])
+def command(arguments: list[str], patch: pytest.MonkeyPatch, name: str = "reproduce") -> int:
+    patch.setattr(sys, "argv", ["tailor", name, *arguments])
     root, package = logging.getLogger(), logging.getLogger("tailorfl")
     handlers, levels = list(root.handlers), (root.level, package.level)
     try:

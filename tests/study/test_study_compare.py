@@ -2,34 +2,58 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 import torch
-from study_runs import SMALL, identical, rounds, small
+from rich.console import Console
+from scipy.stats import t
+from study_runs import SMALL, Tailor, clients, identical, pairs, rounds, small
 
 from tailorfl.data import load_partition
 from tailorfl.errors import UserError
 from tailorfl.study.build import build
-from tailorfl.study.compare import configure_all, draw_curves, evaluated_rounds, run_all, write_table
-from tailorfl.study.config import Config
+from tailorfl.study.cells import Way
+from tailorfl.study.compare import (
+    configure_all,
+    draw_curves,
+    evaluated_rounds,
+    over_runs,
+    plan_comparison,
+    statistics,
+    write_table,
+)
+from tailorfl.study.grid import Grid
 from tailorfl.study.run import Run
+from tailorfl.study.statistics import signed_rank
 
 METHODS = ("fedavg", "fedper", "local")
 
 
-def run_one(config: Config, folder: Path) -> dict[str, Any] | None:
-    return Run(config, folder).execute(resume=True)
+def compare(
+    folder: Path, methods: tuple[str, ...] = METHODS, resume: bool = False, stop: Any = bool, **more: Any
+) -> Grid:
+    """The grid as far as it came."""
+    grid = Grid(folder, *plan_comparison(methods, {**SMALL, "evaluate_every": 1, **more}))
+    grid.run(Way(resume=resume), Console(quiet=True), stop)
+    return grid
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
-    summaries = run_all(configure_all(METHODS, {**SMALL, "evaluate_every": 1}), folder, run_one)
-    assert summaries is not None
-    write_table(summaries, folder)
+    grid = compare(folder)
+    write_table([over_runs(list(runs.values())) for runs in grid.measured().values()], folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """Two methods, three seeds."""
+    return compare(tmp_path_factory.mktemp("seeded"), ("fedavg", "fedper"), seeds=3)
 
 
 def test_all_methods_have_the_same_partition(compared: Path) -> None:
@@ -66,17 +90,23 @@ def test_the_table_has_a_row_a_method(compared: Path) -> None:
 
 
 def test_the_curves_are_drawn_as_a_picture(compared: Path, tmp_path: Path) -> None:
-    draw_curves({method: compared / method for method in METHODS}, tmp_path / "curves.png")
+    draw_curves({method: [compared / method] for method in METHODS}, tmp_path / "curves.png")
     content = (tmp_path / "curves.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
 
 
-def test_the_curves_of_a_regression_are_its_losses(tmp_path: Path) -> None:
-    own = {"data": "synthetic-regression", "partition": "natural", "samples": 12, "samples_per_client": None}
-    run_all(configure_all(["fedavg", "local"], {**SMALL, **own}), tmp_path, run_one)
-    draw_curves({method: tmp_path / method for method in ("fedavg", "local")}, tmp_path / "curves.png")
+REGRESSION = {"data": "synthetic-regression", "partition": "natural", "samples": 12, "samples_per_client": None}
+
+
+def test_the_curves_and_comparisons_of_a_regression_are_its_losses(tmp_path: Path) -> None:
+    grid = compare(tmp_path, ("fedavg", "local"), **REGRESSION)
+    draw_curves({method: [tmp_path / method] for method in ("fedavg", "local")}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    _, local = statistics(grid)
+    losses = [{row["client"]: float(row["loss"]) for row in clients(tmp_path / name)} for name in ("local", "fedavg")]
+    assert local["difference"] == pytest.approx(mean(losses[0][name] - losses[1][name] for name in losses[0]))
+    assert local["personalized_loss"] == grid.of(grid.lines[1])[0]["personalized_loss"]
 
 
 def test_only_evaluated_rounds_are_on_the_curve(tmp_path: Path) -> None:
@@ -103,27 +133,159 @@ def test_an_option_that_no_method_has_is_refused() -> None:
 
 
 def test_a_comparison_that_was_stopped_goes_on_where_it_was(tmp_path: Path, compared: Path) -> None:
-    configs = configure_all(METHODS, {**SMALL, "evaluate_every": 1})
+    calls = 0
 
-    def stopping(config: Config, folder: Path) -> dict[str, Any] | None:
-        stop = config.method_name == "fedper"
-        return Run(config, folder, stop=lambda: stop).execute(resume=True)
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1  # before fedavg, after two of its rounds (the last one ends it), before fedper, after a round of it
+        return calls == 5
 
-    assert run_all(configs, tmp_path, stopping) is None
+    compare(tmp_path, stop=stop)
+    assert (tmp_path / "fedper/checkpoints").is_dir()
     assert not (tmp_path / "local").exists()
+    assert len(tidy(tmp_path)) == 1, "what is done is in the table"
     finished = (tmp_path / "fedavg/summary.json").stat().st_mtime_ns
-    assert run_all(configs, tmp_path, run_one) is not None
+    assert len(compare(tmp_path, resume=True).summaries) == 3
     assert (tmp_path / "fedavg/summary.json").stat().st_mtime_ns == finished
     assert all(identical(compared / method, tmp_path / method) for method in METHODS)
 
 
 def test_a_wish_to_stop_in_the_last_round_of_a_method_ends_the_comparison(tmp_path: Path) -> None:
-    begun: list[str] = []
+    grid = compare(tmp_path, ("fedavg", "local"), stop=lambda: (tmp_path / "fedavg/summary.json").is_file())
+    assert [line.title for line, _ in grid.summaries] == ["fedavg"]
+    assert not (tmp_path / "local").exists()
 
-    def run_one(config: Config, folder: Path) -> dict:
-        begun.append(config.method_name)
-        return {"method": config.method_name}
 
-    configs = configure_all(["fedavg", "local"], {})
-    assert run_all(configs, tmp_path, run_one, stop=lambda: True) is None
-    assert begun == ["fedavg"]
+# Several seeds.
+
+
+def tidy(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_seed_is_a_run_and_a_row_and_has_its_own_federation(seeded: Grid) -> None:
+    rows = tidy(seeded.folder)
+    assert [(row["method"], row["seed"]) for row in rows] == [(m, s) for m in ("fedavg", "fedper") for s in "012"]
+    for row in rows:
+        run = seeded.folder / row["method"] / f"seed-{row['seed']}"
+        summary = json.loads((run / "summary.json").read_text())
+        assert (summary["seed"], summary["personalized_accuracy"]) == (
+            int(row["seed"]),
+            float(row["personalized_accuracy"]),
+        )
+    partitions = [load_partition(path) for path in sorted(seeded.folder.rglob("partition.safetensors"))]
+    assert torch.equal(partitions[0].train.index, partitions[3].train.index), "of the same seed"
+    assert not torch.equal(partitions[0].train.index, partitions[1].train.index)
+
+
+def test_intervals_and_tests_over_clients_are_as_by_hand(seeded: Grid) -> None:
+    first, second = statistics(seeded)
+    assert (first["method"], first["reference"], first["p"]) == ("fedavg", None, None)
+    found = [seeded.of(seeded.lines[1])[seed]["personalized_accuracy"] for seed in (0, 1, 2)]
+    low, high = t.interval(0.95, 2, mean(found), torch.tensor(found).std().item() / 3**0.5)
+    assert second["personalized_accuracy"] == mean(found)
+    assert second["personalized_accuracy.low"] == pytest.approx(low, abs=1e-6)
+    assert second["personalized_accuracy.high"] == pytest.approx(high, abs=1e-6)
+    assert second["seeds"] == 3
+
+    def served(method: str) -> dict[str, float]:
+        runs = [clients(seeded.folder / method / f"seed-{seed}") for seed in (0, 1, 2)]
+        return {row["client"]: mean(float(run[k]["accuracy"]) for run in runs) for k, row in enumerate(runs[0])}
+
+    mine, theirs = served("fedper"), served("fedavg")
+    differences = [mine[client] - theirs[client] for client in mine]
+    assert second["difference"] == pytest.approx(mean(differences))
+    assert (second["higher"], second["lower"]) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+    assert second["p"] == second["p_holm"] == signed_rank(differences)
+
+
+def test_the_table_over_seeds_has_means_and_says_over_which(seeded: Grid) -> None:
+    found = over_runs(list(seeded.of(seeded.lines[0]).values()))
+    assert (found["method"], found["seeds"], found["rounds"]) == ("fedavg", "0 1 2", 3)
+    assert found["global_loss"] == mean(one["global_loss"] for one in seeded.of(seeded.lines[0]).values())
+    assert found["new_client_accuracy"] is None
+    assert "seed" not in found
+
+
+# The command.
+
+QUICK = (*pairs(evaluate_every=1), "-q")
+
+
+def test_a_comparison_over_seeds_goes_on_with_more_of_them(study: Tailor, tmp_path: Path) -> None:
+    status, out, _ = study("compare", "fedavg", "local", *QUICK, "seeds=[4,2]", "--out", "out")
+    assert status == 0
+    assert "95 % interval over seeds 4, 2" in " ".join(out.split())
+    assert "against fedavg, client by client" in out
+    assert "results: out/comparison.csv" in out
+    before = (tmp_path / "out/local/seed-2/summary.json").stat().st_mtime_ns
+    assert study("compare", "fedavg", "local", *QUICK, "seeds=[4,2,0]", "--out", "out", "--resume")[0] == 0
+    assert (tmp_path / "out/local/seed-2/summary.json").stat().st_mtime_ns == before
+    assert [row["seed"] for row in tidy(tmp_path / "out")] == ["4", "2", "0"] * 2
+    with (tmp_path / "out/comparison.csv").open() as file:
+        assert [row["seeds"] for row in csv.DictReader(file)] == ["4 2 0"] * 2
+    status, _, err = study("compare", "fedavg", *QUICK, "--out", "out", "--resume")
+    assert (status, err) == (
+        2,
+        "tailor: out/fedavg holds runs of several seeds; allowed: another --out, or several seeds\n",
+    )
+
+
+def test_a_comparison_of_one_seed_is_not_mixed_with_several(study: Tailor, tmp_path: Path) -> None:
+    assert study("compare", "local", *QUICK, "--out", "out")[0] == 0
+    status, _, err = study("compare", "local", *QUICK, "seeds=2", "--out", "out", "--resume")
+    assert (status, "out/local holds a run of one seed" in err) == (2, True)
+    assert not (tmp_path / "out/local/seed-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("fedavg seeds=0", "seeds=0: allowed: how many"),
+        ("fedavg seeds=2 seed=1", "seed=1: seeds are named too"),
+        ("fedavg --jobs 0", "--jobs"),
+        ("fedavg --jobs -2", "--jobs"),
+        ("fedavg --jobs many", "--jobs"),
+        ("fedavg --resume", "--resume needs --out, the folder of the comparison"),
+        ("fedavg local clients=5000 seeds=2 --out out", "clients=5000"),
+        ("fedavg local data=mnist seeds=2 --jobs 2 --out out", "data=mnist needs MNIST/raw/train-images"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    arguments: str, named: str, study: Tailor, tmp_path: Path, quick_workers: None
+) -> None:
+    status, _, err = study("compare", *arguments.split())
+    assert (status, err.count("\n")) == (2, 1), err
+    assert named in err
+    assert list(tmp_path.iterdir()) == []
+
+
+BROKEN = """
+from tailorfl.methods.fedavg import FedAvg
+
+class Broken(FedAvg):
+    def train(self, clients, received):
+        raise RuntimeError("a bug\\nin two lines")
+"""
+
+
+def test_a_method_that_fails_is_named_at_the_end_and_the_others_are_compared(
+    study: Tailor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_method.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    methods = ("fedavg", "broken_method:Broken", "local")
+    status, out, err = study("compare", *methods, *QUICK, "--out", "out")
+    assert status == 1
+    said = "RuntimeError: a bug in two lines (see out/broken_method.Broken/error.txt)"
+    assert err.splitlines()[-1] == f"not measured: broken_method:Broken (seed 0): {said}"
+    assert "raise RuntimeError" in (tmp_path / "out/broken_method.Broken/error.txt").read_text()
+    assert [row["method"] for row in tidy(tmp_path / "out")] == ["fedavg", "local"]
+    assert "results: out/comparison.csv" in out
+    mended = BROKEN.partition("    def")[0] + "    pass\n"
+    (tmp_path / "broken_method.py").write_text(mended)
+    del sys.modules["broken_method"]
+    assert study("compare", *methods, *QUICK, "--out", "out", "--resume")[0] == 0
+    assert not (tmp_path / "out/broken_method.Broken/error.txt").exists()
+    assert clients(tmp_path / "out/fedavg") == clients(tmp_path / "out/broken_method.Broken")

@@ -34,8 +34,8 @@ def finish(method: str, folder: Path) -> None:
     assert process.exitcode == 0
 
 
-# Renames, in order: the partition, the configuration, checkpoints of rounds 2, 4 and 6, the clients, the summary.
-@pytest.mark.parametrize("rename", range(1, 8))
+# Renames, in order: partition, classes, configuration, checkpoints of rounds 2, 4 and 6, clients, summary.
+@pytest.mark.parametrize("rename", range(1, 9))
 def test_a_run_killed_before_any_of_its_renames_goes_on(rename: int, tmp_path: Path, uninterrupted: Callable) -> None:
     killed = start(command("fedper", tmp_path / "run"), die_at=("replace", rename))
     killed.join()
@@ -105,7 +105,7 @@ def test_an_interrupt_stops_after_the_round_and_leaves_a_checkpoint(tmp_path: Pa
 def test_a_replacement_that_was_killed_can_be_repeated(tmp_path: Path, uninterrupted: Callable) -> None:
     """Killed after the old run was deleted and before the new one had its configuration."""
     execute(tmp_path / "run", "fedper", **SETTINGS | {"rounds": 2})
-    killed = start(command("fedper", tmp_path / "run", "--force"), die_at=("replace", 2))
+    killed = start(command("fedper", tmp_path / "run", "--force"), die_at=("replace", 3))
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
     again = start(command("fedper", tmp_path / "run", "--force"))

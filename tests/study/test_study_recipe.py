@@ -5,21 +5,20 @@ import json
 import signal
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from study_runs import Tailor, command, identical, start, without_times
+from study_runs import Tailor, clients, command, identical, rounds, start, without_times
 
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method, methods
-from tailorfl.study.outcome import Outcome, _apart, _measures, judge, published_scores
+from tailorfl.study.outcome import Outcome, comparisons, judge, published_scores
+from tailorfl.study.panels import _apart, _measures
 from tailorfl.study.progress import StopOnInterrupt
 from tailorfl.study.recipe import Recipe, find_recipe, plan, read_file, recipes
-
-torch.set_num_threads(1)
+from tailorfl.study.statistics import holm, signed_rank
 
 # The packaged recipes.
 
@@ -240,18 +239,24 @@ def test_the_results_are_a_tidy_table_with_the_summaries(measured: Path) -> None
         assert {key for key, value in found.items() if not isinstance(value, list | dict)} <= set(line)
 
 
-def test_the_table_has_means_deviations_and_differences_as_by_hand(measured: Path) -> None:
+def half(two: list[float]) -> float:
+    """Of the 95 % interval of a mean of two: Student's t with one degree of freedom is 12.7062."""
+    return 12.7062047 * stdev(two) / 2**0.5
+
+
+def test_the_table_has_means_intervals_and_differences_as_by_hand(measured: Path) -> None:
     text = (measured / "table.md").read_text()
     for row, key, value in (("fedavg", "global_accuracy", 50), ("fedper", "personalized_accuracy", 60.5)):
         found = [100 * summary(measured, row, "two", seed)[key] for seed in (0, 1)]
-        cell = f"| {row} | {mean(found):.2f} ± {stdev(found):.2f} ({value:.2f}, {mean(found) - value:+.2f}) |"
+        cell = f"| {row} | {mean(found):.2f} ± {half(found):.2f} ({value:.2f}, {mean(found) - value:+.2f}) |"
         assert cell in text
     deep = [100 * summary(measured, "deep", "two", seed)["personalized_accuracy"] for seed in (0, 1)]
     assert f"(60.50, {mean(deep) - 60.5:+.2f})" in text, "a row may stand beside the figures of another"
     assert "- Who wins is open." in text
     # No figure is published for these.
     five = [100 * summary(measured, "fedavg", "five", seed)["global_accuracy"] for seed in (0, 1)]
-    assert f"| {mean(five):.2f} ± {stdev(five):.2f} |" in text
+    assert f"| {mean(five):.2f} ± {half(five):.2f} |" in text
+    assert "after the last round, mean ± 95 % interval over seeds 0, 1;" in text
 
 
 def test_claims_are_judged_with_their_numbers(measured: Path) -> None:
@@ -292,8 +297,8 @@ def test_a_claim_without_figures_cannot_be_judged_and_one_counterexample_is_enou
 def test_a_study_goes_on_where_it_was_killed_and_ends_the_same(tmp_path: Path, measured: Path) -> None:
     file, out = write(tmp_path), tmp_path / "out"
     arguments = ["reproduce", str(file), "--quiet", "--out", str(out)]
-    # After the options a cell makes seven renames, its tables among them: this is within the third cell.
-    killed = start([*arguments, "column=two", "methods=fedavg,fedper"], die_at=("replace", 18))
+    # After the options a cell makes ten renames or eleven, its tables among them: this is within the third cell.
+    killed = start([*arguments, "column=two", "methods=fedavg,fedper"], die_at=("replace", 26))
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
     finished = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
@@ -357,7 +362,8 @@ def test_failed_cells_and_missing_data_are_reported_and_the_others_run(tmp_path:
     assert status == 1
     assert "not measured: absent, fedavg, fedper (seed 0): data=mnist needs MNIST/raw/train-images" in err
     assert "not measured: crowded, fedavg, fedper (seed 0): clients_per_round=9" in err
-    assert err.count("failed: data=mnist needs") == 1, "a reason is said once"
+    assert "failed: absent, fedavg, seed 0: data=mnist needs" in err
+    assert "failed: absent, fedper, seed 0: as before" in err, "a reason is said once on the way"
     assert {(line["row"], line["column"]) for line in result_lines(tmp_path / "out")} == {
         ("fedavg", "two"), ("fedper", "two")
     }  # fmt: skip
@@ -374,7 +380,7 @@ def test_a_run_that_diverged_counts_as_failed(tmp_path: Path) -> None:
     assert outcome.notes == ["two, fedper, seed 0: 3 updates diverged and were left out"]
     missing = {"personalized_accuracy": 0.1, "global_accuracy": None, "personalized_loss": 1.0, "diverged_updates": 0}
     outcome.add(planned.cells[0], missing)
-    assert outcome.failed()[1] == "two, fedavg (seed 0): its summary has no global_accuracy"
+    assert outcome.failed()[0] == "two, fedavg (seed 0): its summary has no global_accuracy"
 
 
 @pytest.mark.parametrize(
@@ -506,6 +512,208 @@ def test_a_row_may_read_another_rows_runs(tmp_path: Path, tailor: Tailor) -> Non
     assert f"| adapted | {100 * found['adapted_accuracy']:.2f} |" in table
     assert f"| adapted | {100 * found['adapted_accuracy']:.2f} |" in (tmp_path / "alone/table.md").read_text()
     assert (tmp_path / "both/twice.png").is_file()
+
+
+# The best round.
+
+
+def test_the_best_round_is_picked_only_if_asked_for_and_the_table_says_so(tmp_path: Path, tailor: Tailor) -> None:
+    file = str(write(tmp_path))
+    chosen = ("column=two", "methods=fedavg,fedper", "rounds=4", "lr=0.2", "-q")
+    status, out, _ = tailor(file, *chosen, "--out", "out")
+    assert (status, "after the last round" in out, "best" in out) == (0, True, False)
+    last = (tmp_path / "out/table.md").read_text()
+    status, out, _ = tailor(file, "figure=best", "-q", "--resume", "--out", "out")
+    assert status == 0
+    table = (tmp_path / "out/table.md").read_text()
+    for text in (out, table):
+        assert "Accuracy in %, best round picked on test data, mean" in " ".join(text.split())
+        assert "after the last round, mean" not in text
+    assert "best" not in last
+    with (tmp_path / "out/table.csv").open() as opened:
+        cells = {line["row"]: line for line in csv.DictReader(opened)}
+    for row, key in (("fedavg", "global_accuracy"), ("fedper", "personalized_accuracy")):
+        curves = [rounds(tmp_path / "out" / "two" / row / f"seed-{seed}") for seed in (0, 1)]
+        best = [100 * max(line[key] for line in curve) for curve in curves]
+        ends = [100 * curve[-1][key] for curve in curves]
+        assert f"| {row} | {mean(best):.2f} ± {half(best):.2f} (" in table
+        assert f"| {row} | {mean(ends):.2f} ± {half(ends):.2f} (" in last
+        assert float(cells[row]["mean"]) == pytest.approx(mean(best))
+        assert cells[row]["figure"] == "best round picked on test data"
+    assert table != last, "in some run an earlier round is better than the last"
+    # What it was resumed with stays, until it is changed back.
+    assert tailor(file, "-q", "--resume", "--out", "out")[0] == 0
+    assert (tmp_path / "out/table.md").read_text() == table
+    assert tailor(file, "figure=last", "-q", "--resume", "--out", "out")[0] == 0
+    assert (tmp_path / "out/table.md").read_text() == last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("figure=first", "figure=first: allowed: last, best"),
+        ("figure=best evaluate_every=0", "is evaluated in the end only; allowed: an evaluate_every of 1 or more"),
+    ],
+)
+def test_a_best_round_that_cannot_be_picked_is_refused(
+    arguments: str, named: str, tmp_path: Path, tailor: Tailor
+) -> None:
+    status, _, err = tailor(str(write(tmp_path)), *arguments.split(), "--out", "out")
+    assert (status, err.count("\n")) == (2, 1)
+    assert named in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_recipe_of_a_paper_picks_the_best_round_by_itself() -> None:
+    assert {plan(recipe, {"methods": next(iter(recipe.rows))}).figure for recipe in PACKAGED.values()} == {"last"}
+
+
+def test_the_best_loss_is_the_lowest_and_a_gap_has_no_best(tmp_path: Path) -> None:
+    losses = {**SMALL, "measure": "personalized_loss", "rows": {"fedper": None}, "claims": [], "figure": "best"}
+    file = write(tmp_path, "", small=losses)
+    planned = plan(find_recipe(str(file)), {"seeds": 1, "column": "two"})
+    run = tmp_path / planned.cells[0].folder
+    run.mkdir(parents=True)
+    found = [{"round": number, "personalized_loss": loss} for number, loss in ((1, 0.5), (2, 0.25), (3, 0.75))]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+    outcome = Outcome(planned, tmp_path)
+    outcome.add(planned.cells[0], {"personalized_loss": 0.75, "rounds": 3, "diverged_updates": 0})
+    assert outcome.scores(("fedper", "two")) == {0: 0.25}
+    for changes in ({"measure": "participation_gap"}, {"last": 2}):
+        with pytest.raises(UserError, match="figure: best"):
+            read_file(write(tmp_path, "", small={**losses, **changes}))
+
+
+# Statistics.
+
+
+def test_cells_are_written_with_deviations_intervals_and_published_figures(measured: Path) -> None:
+    with (measured / "table.csv").open() as opened:
+        cells = {(line["row"], line["column"]): line for line in csv.DictReader(opened)}
+    assert len(cells) == 6
+    found = [100 * summary(measured, "fedper", "two", seed)["personalized_accuracy"] for seed in (0, 1)]
+    cell = cells["fedper", "two"]
+    assert (cell["measure"], cell["figure"], cell["seeds"]) == ("personalized_accuracy", "after the last round", "2")
+    wanted = {"mean": mean(found), "std": stdev(found), "low": mean(found) - half(found), "published": 60.5}
+    wanted |= {"high": mean(found) + half(found), "difference": mean(found) - 60.5}
+    assert {key: float(cell[key]) for key in wanted} == pytest.approx(wanted, abs=1e-5)
+    assert (cells["fedavg", "five"]["published"], cells["fedavg", "five"]["measure"]) == ("", "global_accuracy")
+
+
+def test_rows_that_a_claim_is_about_are_compared_client_by_client(measured: Path) -> None:
+    with (measured / "statistics.csv").open() as opened:
+        lines = list(csv.DictReader(opened))
+    assert [(line["column"], line["row"], line["other"]) for line in lines] == [
+        ("two", "fedper", "fedavg"), ("five", "fedper", "fedavg"),
+        ("two", "fedper", "deep"), ("five", "fedper", "deep"), ("two", "deep", "fedper"),
+    ]  # fmt: skip
+
+    def served(row: str, key: str) -> list[float]:
+        runs = [clients(measured / "five" / row / f"seed-{seed}") for seed in (0, 1)]
+        return [mean(float(run[client][key]) for run in runs) for client in range(4)]
+
+    line = lines[1]
+    moved = [a - b for a, b in zip(served("fedper", "accuracy"), served("fedavg", "global_accuracy"), strict=True)]
+    assert float(line["difference"]) == pytest.approx(mean(moved))
+    assert float(line["median"]) == pytest.approx(median(moved))
+    assert (line["clients"], line["seeds"]) == ("4", "2")
+    assert float(line["p"]) == signed_rank(moved)
+    assert [float(line["p_holm"]) for line in lines] == holm([float(line["p"]) for line in lines])
+    assert (
+        f"- five, fedper over fedavg: mean {100 * mean(moved):+.2f}, median {100 * median(moved):+.2f}, of 4 clients "
+        f"{line['higher']} higher and {line['lower']} lower, p "
+    ) in (measured / "table.md").read_text()
+
+
+def test_of_a_group_its_own_clients_are_compared(tmp_path: Path) -> None:
+    rows = {"local": {}, "fedavg": {}}
+    columns = {"all": None, "large": {"of": "all", "measure": "group_accuracies.large"}}
+    study = {**SMALL, "rows": rows, "columns": columns, "claims": [{"row": "local", "above": "fedavg"}], "seeds": [0]}
+    planned = plan(find_recipe(str(write(tmp_path, "", small=study))), {})
+    outcome = Outcome(planned, tmp_path)
+    for row, value in (("local", 0.5), ("fedavg", 0.25)):
+        run = tmp_path / "all" / row / "seed-0"
+        run.mkdir(parents=True)
+        lines = [f"large/0,0,{value}", "large/1,0,0.5", f"larger/0,0,{value}", "large/2,1,1.0"]
+        (run / "clients.csv").write_text("\n".join(["client,new,accuracy", *lines]))
+    for cell in planned.cells:
+        figures = {"personalized_accuracy": 0.5, "personalized_loss": 1.0, "group_accuracies": {"large": 0.5}}
+        outcome.add(cell, {**figures, "diverged_updates": 0})
+    whole, large = comparisons(outcome)
+    assert (whole["clients"], whole["higher"]) == (3, 2)
+    assert (large["clients"], large["higher"], large["difference"]) == (2, 1, 0.125)
+
+
+def test_results_are_written_as_parquet_too(measured: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    typed = parquet.read_table(measured / "results.parquet").to_pylist()
+    text = result_lines(measured)
+    assert [{key: "" if value is None else str(value) for key, value in row.items()} for row in typed] == text
+
+
+# Side by side.
+
+
+def test_a_study_side_by_side_has_the_same_tables(
+    tmp_path: Path, tailor: Tailor, measured: Path, quick_workers: None
+) -> None:
+    status, _, err = tailor(str(write(tmp_path)), "--jobs", "2", "--out", "out")
+    assert status == 0
+    assert "cell 12 of 12: five, deep, seed 1" in err
+    for name in ("table.md", "table.csv", "statistics.csv"):
+        assert (tmp_path / "out" / name).read_text() == (measured / name).read_text()
+    assert [without_times(line) for line in result_lines(tmp_path / "out")] == [
+        without_times(line) for line in result_lines(measured)
+    ]
+
+
+def test_a_study_side_by_side_goes_on_where_it_was_killed(tmp_path: Path, measured: Path) -> None:
+    file, out = write(tmp_path), tmp_path / "out"
+    arguments = ["reproduce", str(file), "--quiet", "--out", str(out), "--jobs", "2"]
+    killed = start(arguments, die_at=("replace", 12))  # of its own: the options, then four tables a cell
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    finished = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    assert 0 < len(finished) < 12
+    resumed = start([*arguments, "--resume"])
+    resumed.join()
+    assert resumed.exitcode == 0
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished, "finished cells are kept"
+    assert (out / "table.md").read_text() == (measured / "table.md").read_text()
+    runs = [path.parent.relative_to(out) for path in out.rglob("summary.json")]
+    assert len(runs) == 12
+    assert all(identical(out / run, measured / run) for run in runs)
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two"])
+def test_jobs_below_one_are_refused(jobs: str, tmp_path: Path, tailor: Tailor) -> None:
+    status, _, err = tailor(str(write(tmp_path)), "--jobs", jobs, "--out", "out")
+    assert (status, err.count("\n"), "--jobs" in err) == (2, 1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fault_in_one_cell_is_kept_with_it_and_does_not_stop_the_others(
+    tmp_path: Path, tailor: Tailor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, clients: Any, received: Any) -> None:
+        raise RuntimeError("out of something")
+
+    monkeypatch.setattr(find_method("fedper"), "train", broken)
+    file = str(write(tmp_path))
+    status, _, err = tailor(file, "column=two", "seeds=1", "-q", "--out", "out")
+    assert status == 1
+    said = [f"{row} (seed 0): RuntimeError: out of something (see out/two/{row}/seed-0/error.txt)" for row in FAULTY]
+    assert err.splitlines() == [f"not measured: two, {one}" for one in said]
+    assert "in broken" in (tmp_path / "out/two/deep/seed-0/error.txt").read_text()
+    assert [line["row"] for line in result_lines(tmp_path / "out")] == ["fedavg"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = tailor(file, "-q", "--out", "out", "--resume")
+    assert (status, "cells are measured" in out) == (0, False)
+    assert not list(tmp_path.rglob("error.txt"))
+
+
+FAULTY = ("fedper", "deep")
 
 
 def test_curves_are_read_round_by_round(tmp_path: Path, measured: Path) -> None:

@@ -1,13 +1,16 @@
-"""What a person sees of a run: its progress, and the table of its results."""
+"""What a person sees of runs: their progress, and the tables of their results."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from study_runs import small
 
-from tailorfl.study.progress import RunProgress
-from tailorfl.study.tables import largest_unit, summary_table
+from tailorfl.study.cells import Cell, Failure
+from tailorfl.study.progress import CellsProgress, RunProgress
+from tailorfl.study.tables import largest_unit, lines_table, paired_table, probability, summary_table
 
 
 def summary(method: str = "fedper", **figures: Any) -> dict[str, Any]:
@@ -96,3 +99,142 @@ def test_an_evaluated_round_is_told_where_there_is_no_terminal() -> None:
 def test_a_regression_is_told_by_its_loss_and_not_by_an_accuracy_of_zero() -> None:
     line = {"round": 3, "loss": None, "personalized_accuracy": None, "personalized_loss": 1.25}
     assert told(line) == "fedper: round 3 of 9, training loss -, test loss 1.25"
+
+
+# The cells of a study.
+
+
+class Study:
+    """Three cells of ten rounds, a clock that is set by hand, and what is said."""
+
+    def __init__(self, jobs: int = 1, terminal: bool = False) -> None:
+        self.now, self.file = 0.0, io.StringIO()
+        console = Console(file=self.file, width=200, force_terminal=terminal)
+        self.cells = [Cell(name, small("fedper", rounds=10), Path(name)) for name in ("one", "two", "three")]
+        self.shown = CellsProgress(console, self.cells, jobs, lambda: self.now)
+
+    def round(self, cell: int, number: int, **more: Any) -> None:
+        self.shown.round(self.cells[cell], {"round": number, "loss": 0.5, **more})
+
+    def said(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+
+TESTED = {"personalized_accuracy": 0.25, "personalized_loss": 1.0}
+
+
+def test_cells_are_told_with_their_number_and_the_time_that_is_left() -> None:
+    study = Study()
+    with study.shown as shown:
+        shown.begun(study.cells[0])
+        study.now = 6.0
+        study.round(0, 1)
+        assert shown.left() == "; about 3 min left"  # 54 s, and 60 s for each of the others
+        study.now = 60.0
+        study.round(0, 10, **TESTED)
+        shown.ended(study.cells[0], summary())
+        shown.begun(study.cells[1])
+        shown.ended(study.cells[1], Failure("no data"))
+        shown.begun(study.cells[2])
+        shown.ended(study.cells[2], Failure("no data"))
+    assert study.said() == [
+        "cell 1 of 3: one",
+        "one: round 10 of 10, training loss 0.5, accuracy 25.00 %",
+        "cell 2 of 3: two; about 2 min left",
+        "failed: two: no data",
+        "cell 3 of 3: three; about 60 s left",
+        "failed: three: as before",
+    ]
+
+
+def test_with_two_jobs_the_rest_takes_half_the_time() -> None:
+    left = {}
+    for jobs in (1, 2):
+        study = Study(jobs)
+        study.shown.begun(study.cells[0])
+        study.now = 100.0
+        study.round(0, 1)
+        study.shown.ended(study.cells[0], summary())
+        left[jobs] = study.shown.left()
+    assert left == {1: "; about 3 min left", 2: "; about 2 min left"}
+
+
+def test_a_cell_that_goes_on_is_not_taken_for_a_fast_one() -> None:
+    study = Study()
+    study.shown.begun(study.cells[0])
+    study.now = 10.0
+    study.round(0, 6)  # its first, of five that are left of it
+    assert study.shown.left() == "; about 2 min left"  # 40 s, and 50 s for each of the others
+
+
+def test_cells_that_were_finished_before_say_nothing_of_the_time() -> None:
+    study = Study()
+    study.shown.ended(study.cells[0], summary())
+    study.shown.begun(study.cells[1])
+    assert study.said() == ["cell 2 of 3: two"]
+
+
+def test_nothing_is_said_while_everything_is_refused() -> None:
+    study = Study()
+    with study.shown as shown:
+        for cell in study.cells:
+            shown.begun(cell)
+            shown.ended(cell, Failure("clients=0", refused=True))
+    assert study.said() == []
+
+
+def test_on_a_terminal_there_is_a_bar_for_each_cell_that_runs_and_a_count() -> None:
+    study = Study(jobs=2, terminal=True)
+    for cell in study.cells[:2]:
+        study.shown.begun(cell)
+    study.now = 30.0
+    study.round(0, 1, **TESTED)
+    file = io.StringIO()
+    Console(file=file, width=200).print(study.shown)
+    one, two, counts = file.getvalue().splitlines()
+    assert one.startswith("one ")
+    assert "1/10" in one
+    assert "accuracy 25.00 %" in one
+    assert two.startswith("two ")
+    assert counts.startswith("0 done, 0 failed, 3 left; about ")
+
+
+# Tables over seeds, and of comparisons.
+
+
+def lines_of(table: Any, width: int = 80) -> list[list[str]]:
+    file = io.StringIO()
+    Console(file=file, width=width).print(table)
+    assert "…" not in file.getvalue()
+    return [line.split() for line in file.getvalue().splitlines()]
+
+
+def test_a_table_over_seeds_has_means_and_intervals() -> None:
+    runs = [summary(validation_accuracy=None, personalized_accuracy=value) for value in (0.90, 0.92)]
+    table = lines_table(["method"], [(["fedper"], runs)], [0, 1])
+    # The deviation is 1.414; Student's t with one degree of freedom is 12.706.
+    assert lines_of(table)[-1] == ["fedper", "91.00", "±", "12.71", "4.52", "0.00", "12346"]
+    alone = lines_of(lines_table(["lr", "rounds"], [(["0.1", "3"], runs[:1])], [4]))
+    assert alone[-1] == ["0.1", "3", "90.00", "4.52", "0.00", "12346"]
+    assert " ".join(alone[0]) == "digits, 20 clients; accuracies in %; seed 4"
+
+
+def test_a_table_over_data_names_all_of_them() -> None:
+    runs = [summary(validation_accuracy=0.5, data=name) for name in ("digits", "mnist")]
+    found = lines_of(lines_table(["data"], [(["digits"], runs[:1]), (["mnist"], runs[1:])], [0]))
+    assert "digits, mnist, 20 clients" in " ".join(found[0])
+    assert found[-1][:2] == ["mnist", "50.00"]
+
+
+def test_comparisons_are_shown_in_points_and_losses_as_they_are() -> None:
+    row = {"method": "fedper", "reference": "local", "clients": 20, "difference": -0.0125, "median": 0.0}
+    row |= {"higher": 3, "lower": 5, "p": 0.0004, "p_holm": 0.0312, "personalized_accuracy": 0.9}
+    first = {"method": "local", "reference": None}
+    shown = lines_of(paired_table([first, row]))
+    assert shown[-1] == ["fedper", "20", "-1.25", "+0.00", "3", "5", "<", "0.001", "0.031"]
+    del row["personalized_accuracy"]
+    table = lines_of(paired_table([first, {**row, "personalized_loss": 1.5}]))
+    assert table[-1] == ["fedper", "20", "-0.0125", "+0", "3", "5", "<", "0.001", "0.031"]
+    assert " ".join(table[0]) == "against local, client by client; Wilcoxon's signed-rank test"
+    assert paired_table([first]) is None
+    assert probability(0.0009999) == "< 0.001"

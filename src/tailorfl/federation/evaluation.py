@@ -63,6 +63,11 @@ class ClientScores:
         tested = np.sort(self.accuracies[self.samples > 0])
         return float(tested[: max(1, len(tested) // 10)].mean()) if len(tested) else None
 
+    def quantile(self, share: float) -> float | None:
+        """The accuracy that this share of the clients does not exceed."""
+        tested = self.accuracies[self.samples > 0]
+        return float(np.quantile(tested, share)) if len(tested) else None
+
 
 @dataclass
 class Evaluated:

@@ -1,21 +1,31 @@
 """Several methods on the same federation: the same data, partition, initial weights and sequence of clients."""
 
-import csv
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from tailorfl.data.atomic import whole_file
 from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method
 from tailorfl.study.config import Config, Experiment, configure
+from tailorfl.study.grid import Grid, Line, take_seeds
 from tailorfl.study.run import ROUNDS, read_lines
+from tailorfl.study.statistics import Paired, client_figures, holm, over_seeds, paired
+from tailorfl.study.tidy import STATISTICS, columns_of, flat, write_csv
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
 
 log = logging.getLogger(__name__)
+
+
+def plan_comparison(names: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[Line], tuple[int, ...]]:
+    """A line a method, and the seeds."""
+    seeds, rest = take_seeds(settings)
+    configs = configure_all(names, rest)
+    lines = [Line(name, name.replace(":", "."), {"method": name}, configs[k]) for k, name in enumerate(names)]
+    return lines, seeds or (configs[0].experiment.seed,)
 
 
 def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Config]:
@@ -36,49 +46,89 @@ def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Con
     return configs
 
 
-def run_all(
-    configs: Sequence[Config], folder: Path, run: Callable[[Config, Path], Any], stop: Callable[[], bool] = bool
-) -> list[dict[str, Any]] | None:
-    """Run each method in a folder of its own; None if it was stopped within a method or between two."""
-    summaries: list[dict[str, Any]] = []
-    for config in configs:
-        if summaries and stop():
-            return None
-        summary = run(config, folder / config.method_name.replace(":", "."))
-        if summary is None:
-            return None
-        summaries.append(summary)
-    return summaries
-
-
 def write_table(summaries: Sequence[dict[str, Any]], folder: Path) -> Path:
     """The summaries as one CSV file, a row a method; what is not one figure, such as stages, is in its summary only."""
-    path = folder / TABLE
-    figures = [{key: value for key, value in one.items() if not isinstance(value, list)} for one in summaries]
-    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for one in figures for key in one)))
-        writer.writeheader()
-        writer.writerows(figures)
-    return path
+    write_csv([flat(summary) for summary in summaries], folder / TABLE)
+    return folder / TABLE
 
+
+def over_runs(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The summaries of one method over seeds as one: numbers are means, other values stay where all have the same."""
+    first, *others = runs = [flat(summary) for summary in summaries]
+    if not others:
+        return first
+    found: dict[str, Any] = {}
+    for key in columns_of(runs):
+        there = [run[key] for run in runs if run.get(key) is not None]
+        if key == "seed":
+            found["seeds"] = " ".join(map(str, there))
+        elif len(set(there)) <= 1:
+            found[key] = there[0] if there else None
+        else:
+            found[key] = fmean(there) if all(isinstance(value, int | float) for value in there) else None
+    return found
+
+
+# Client by client.
+
+
+def pairs(grid: Grid) -> dict[Line, Paired]:
+    """Every method beside the first, client by client: means over the seeds that both have."""
+    first, *others = grid.lines
+    found = {}
+    for line in others:
+        both = [seed for seed in grid.of(line) if seed in grid.of(first)]
+        if both and (pair := paired(_served(grid, line, both), _served(grid, first, both))):
+            found[line] = pair
+    return found
+
+
+def _served(grid: Grid, line: Line, seeds: Sequence[int]) -> dict[str, float]:
+    column = "loss" if grid.regression else "accuracy"
+    return over_seeds([client_figures(grid.path(line, seed), column) for seed in seeds])
+
+
+def statistics(grid: Grid) -> list[dict[str, Any]]:
+    """A row a method: intervals over seeds, and how it compares with the first, client by client."""
+    compared = pairs(grid)
+    corrected = dict(zip(compared, holm([pair.p for pair in compared.values()]), strict=True))
+    rows = []
+    for line, row in zip(grid.measured(), grid.statistics(), strict=True):
+        pair = compared.get(line)
+        beside = {name: getattr(pair, name) if pair else None for name in Paired.__dataclass_fields__}
+        reference = grid.lines[0].title if pair else None
+        rows.append({**row, "reference": reference, **beside, "p_holm": corrected.get(line)})
+    return rows
+
+
+def write_statistics(grid: Grid) -> list[dict[str, Any]]:
+    rows = statistics(grid)
+    write_csv(rows, grid.folder / STATISTICS)
+    return rows
+
+
+# Curves.
 
 COLOURS = 10  # of a plot's lines, before they begin again
 STYLES = ("-", "--", ":", "-.")
 
 
-def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
-    """Accuracy (or loss) over rounds, a line a method, and the accuracy a client is served with, sorted."""
-    lines = {name: evaluated_rounds(folder) for name, folder in folders.items()}
-    regression = all(line[-1]["personalized_accuracy"] is None for line in lines.values())
+def draw_curves(runs: Mapping[str, Sequence[Path]], path: Path) -> None:
+    """Accuracy (or loss) over rounds, a line a method, and the accuracy a client is served with, sorted.
+
+    Of several seeds the curve is the mean, and the clients of all are sorted together.
+    """
+    lines = {name: [evaluated_rounds(folder) for folder in folders] for name, folders in runs.items()}
+    regression = all(line[-1]["personalized_accuracy"] is None for found in lines.values() for line in found)
     key, label = ("personalized_loss", "loss") if regression else ("personalized_accuracy", "personalized accuracy")
     with picture(path, (10, 4)) as figure:
         rounds, clients = figure.subplots(1, 2)
         for number, (name, found) in enumerate(lines.items()):
             style = STYLES[number // COLOURS % len(STYLES)]  # where the colours begin again
-            rounds.plot(
-                [line["round"] for line in found], [line[key] for line in found], style, marker="o", ms=3, label=name
-            )
-            served = _served(folders[name], "loss" if regression else "accuracy")
+            curve = _mean_curve(found, key)
+            rounds.plot(list(curve), list(curve.values()), style, marker="o", ms=3, label=name)
+            every = [client_figures(folder, "loss" if regression else "accuracy") for folder in runs[name]]
+            served = sorted(value for one in every for value in one.values())
             clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, style)
         rounds.set(xlabel="round", ylabel=label, title="over rounds")
         rounds.locator_params(axis="x", integer=True)
@@ -91,11 +141,15 @@ def draw_curves(folders: Mapping[str, Path], path: Path) -> None:
             figure.legend(frameon=False, loc="outside lower center", ncols=8, fontsize="small")
 
 
+def _mean_curve(runs: Sequence[Sequence[dict[str, Any]]], key: str) -> dict[int, float]:
+    """Over the runs that were evaluated after a round."""
+    found: dict[int, list[float]] = {}
+    for line in (line for lines in runs for line in lines):
+        if line[key] is not None:
+            found.setdefault(line["round"], []).append(line[key])
+    return {number: fmean(found[number]) for number in sorted(found)}
+
+
 def evaluated_rounds(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's rounds that hold an evaluation."""
     return [line for line in read_lines(folder / ROUNDS) if "personalized_loss" in line]
-
-
-def _served(folder: Path, column: str) -> list[float]:
-    with (folder / "clients.csv").open() as file:
-        return sorted(float(row[column]) for row in csv.DictReader(file) if row[column] and row["new"] == "0")

@@ -1,25 +1,27 @@
-"""What the cells of a recipe came to: a tidy table, one beside the published figures, claims, and a picture."""
+"""What the cells of a recipe came to: tidy tables, one beside the published figures, claims, and statistics."""
 
-import csv
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from tailorfl.data.atomic import whole_file
-from tailorfl.data.extras import picture
-from tailorfl.study.compare import COLOURS, STYLES, evaluated_rounds
-from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe, folder_of
-from tailorfl.study.run import MAY_CHANGE, MEASURES
+from tailorfl.study.cells import Failure, Result
+from tailorfl.study.compare import evaluated_rounds
+from tailorfl.study.grid import names_and_seeds
+from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe, best_of, folder_of
+from tailorfl.study.run import MAY_CHANGE
+from tailorfl.study.statistics import client_figures, holm, interval, over_seeds, paired
+from tailorfl.study.tables import probability
+from tailorfl.study.tidy import STATISTICS, flat, write_csv, write_results
 
-RESULTS, TABLE = "results.csv", "table.md"
-CLOSEST = 0.04  # of a picture's width, between two values of a sweep
+TABLE, FIGURES = "table.md", "table.csv"
+NAMES = ("study", "row", "column", "seed")  # of a run
+BEST = "best round picked on test data"
 
 Scores = dict[int, float]  # seed, figure
 Key = tuple[str, str, int]  # row, column, seed
@@ -33,7 +35,16 @@ class Outcome:
     folder: Path
     summaries: dict[Key, dict[str, Any]] = field(default_factory=dict)
     failures: dict[Key, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    noted: dict[Key, str] = field(default_factory=dict)
+    rounds: dict[Path, list[dict[str, Any]]] = field(default_factory=dict)  # of runs, once they were read
+    clients: dict[tuple[Path, str], dict[str, float]] = field(default_factory=dict)  # the same, by column
+
+    def take(self, cell: Cell, result: Result) -> None:
+        """What came of the run that a cell is read from."""
+        if isinstance(result, Failure):
+            self.failures[cell.row, cell.column, cell.seed] = result.reason
+        else:
+            self.add(cell, result)
 
     def add(self, cell: Cell, summary: dict[str, Any]) -> None:
         """The summary of a finished run; one whose figure is no number counts as failed."""
@@ -44,15 +55,19 @@ class Outcome:
             self.failures[key] = f"its summary has no {measure}"
         else:
             self.summaries[key] = summary
-        note = f"{cell.title}: {summary['diverged_updates']} updates diverged and were left out"
-        if summary["diverged_updates"] and note not in self.notes:
-            self.notes.append(note)
+        if summary["diverged_updates"]:
+            self.noted[key] = f"{cell.title}: {summary['diverged_updates']} updates diverged and were left out"
 
-    def fail(self, cell: Cell, reason: str) -> None:
-        self.failures[cell.row, cell.column, cell.seed] = reason
+    def order(self) -> Iterator[Key]:
+        """The cells as they are planned, whatever ended first."""
+        return ((cell.row, cell.column, cell.seed) for cell in self.plan.cells)
+
+    @property
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(self.noted[key] for key in self.order() if key in self.noted))
 
     def scores(self, point: Point, round: int | None = None) -> Scores:
-        """The figure of a cell for each seed, in the units of the table: after the last rounds, unless one is named."""
+        """The figure of a cell for each seed, in the units of the table: that of the plan, unless a round is named."""
         row, column = point
         found = {}
         for seed in self.plan.seeds:
@@ -64,42 +79,63 @@ class Outcome:
         return found
 
     def _figure(self, row: str, column: str, seed: int, summary: Mapping[str, Any]) -> float:
-        """Of one run: after its last round, or the mean over as many rounds at its end as the recipe says."""
+        """Of one run: after its last round, the mean over as many as the recipe says, or of the best if asked for."""
         recipe = self.plan.recipe
-        figure = figure_of(summary, recipe.measure_of(row, column))
+        measure = recipe.measure_of(row, column)
+        if self.plan.figure == "best" and (better := best_of(measure)):
+            return better(self.curve(row, column, seed).values())
+        if recipe.last > 1:
+            first = summary["rounds"] - recipe.last
+            return mean(value for number, value in self.curve(row, column, seed).items() if number > first)
+        figure = figure_of(summary, measure)
         assert figure is not None
-        if recipe.last == 1:
-            return _unit(recipe) * figure
-        first = summary["rounds"] - recipe.last
-        return mean(value for number, value in self.curve(row, column, seed).items() if number > first)
+        return unit(recipe) * figure
 
     def curve(self, row: str, column: str, seed: int) -> dict[int, float]:
         """Round by round, where clients were evaluated; the last alone, if only the summary has the figure."""
-        measure, unit = self.plan.recipe.measure_of(row, column), _unit(self.plan.recipe)
-        lines = evaluated_rounds(self.folder / folder_of(self.plan.recipe, row, column, seed))
-        found = {line["round"]: figure_of(line, measure) for line in lines}
+        recipe = self.plan.recipe
+        measure, folder = recipe.measure_of(row, column), self.folder / folder_of(recipe, row, column, seed)
+        if folder not in self.rounds:
+            self.rounds[folder] = evaluated_rounds(folder)
+        found = {line["round"]: figure_of(line, measure) for line in self.rounds[folder]}
         if not any(value is not None for value in found.values()):
             summary = self.summaries[row, column, seed]
             found = {summary["rounds"]: figure_of(summary, measure)}
-        return {number: unit * value for number, value in found.items() if value is not None}
+        return {number: unit(recipe) * value for number, value in found.items() if value is not None}
+
+    def served(self, point: Point, seed: int) -> dict[str, float]:
+        """The figure of each client of a cell after the last round; empty for a measure that clients do not have."""
+        recipe = self.plan.recipe
+        name, _, group = recipe.measure_of(*point).partition(".")
+        key = self.folder / folder_of(recipe, *point, seed), OF_CLIENTS.get(name, "")
+        if key not in self.clients:
+            self.clients[key] = client_figures(*key) if key[1] else {}
+        return {client: value for client, value in self.clients[key].items() if not group or _in(group, client)}
 
     def failed(self) -> list[str]:
         """A line for each reason in each column, with the rows and seeds that it kept from being measured."""
         groups: dict[tuple[str, str], dict[str, list[int]]] = {}
-        for (row, column, seed), reason in self.failures.items():
-            groups.setdefault((column, reason), {}).setdefault(row, []).append(seed)
+        for row, column, seed in self.order():
+            if (reason := self.failures.get((row, column, seed))) is not None:
+                groups.setdefault((column, reason), {}).setdefault(row, []).append(seed)
         return [
-            f"{self.plan.recipe.place(column)}, {_rows_and_seeds(rows)}: {reason}"
+            f"{self.plan.recipe.place(column)}, {names_and_seeds(rows)}: {reason}"
             for (column, reason), rows in groups.items()
         ]
 
 
-def _rows_and_seeds(rows: Mapping[str, Sequence[int]]) -> str:
-    alike: dict[tuple[int, ...], list[str]] = {}
-    for row, seeds in rows.items():
-        alike.setdefault(tuple(seeds), []).append(row)
-    said = [f"{', '.join(names)} (seed {', '.join(map(str, seeds))})" for seeds, names in alike.items()]
-    return "; ".join(said)
+# Where the measure of a cell is found of each client: the columns of a run's table of clients.
+OF_CLIENTS = {
+    "personalized_accuracy": "accuracy",
+    "group_accuracies": "accuracy",
+    "personalized_loss": "loss",
+    "global_accuracy": "global_accuracy",
+}
+
+
+def _in(group: str, client: str) -> bool:
+    """Clients of a group are called NAME/0, NAME/1, ..."""
+    return client.rpartition("/")[0] == group
 
 
 def figure_of(record: Mapping[str, Any], measure: str) -> float | None:
@@ -111,7 +147,8 @@ def figure_of(record: Mapping[str, Any], measure: str) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-def _unit(recipe: Recipe) -> float:
+def unit(recipe: Recipe) -> float:
+    """Accuracies are fractions on disk and per cent in a table."""
     return 100.0 if recipe.percent else 1.0
 
 
@@ -182,6 +219,46 @@ def verdicts(outcome: Outcome) -> list[tuple[Verdict, Verdict]]:
     return [(judge(claim, recipe, outcome.scores), judge(claim, recipe, printed)) for claim in recipe.claims]
 
 
+def claim_lines(outcome: Outcome) -> list[str]:
+    """A line a claim: the verdict, the numbers, and what the published figures say."""
+    lines = []
+    for found, printed in verdicts(outcome):
+        numbers = f": {found.numbers(_digits(outcome.plan.recipe.percent))}" if found.differences else ""
+        paper = f" [published figures: {printed.word}]" if printed.differences else ""
+        lines.append(f"{found.word}: {found.claim.sentence(outcome.plan.recipe)}{numbers}{paper}")
+    return lines
+
+
+# Client by client.
+
+
+def comparisons(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row for each two that a claim on rows is about: the same clients under both, each the mean over seeds."""
+    recipe = outcome.plan.recipe
+    claims = [claim for claim in recipe.claims if claim.row is not None and claim.round is None]
+    pairs = dict.fromkeys(pair for claim in claims for pair in claim.comparisons(recipe))
+    rows = []
+    for first, second in pairs:
+        seeds = [seed for seed in outcome.plan.seeds if {(*first, seed), (*second, seed)} <= outcome.summaries.keys()]
+        mine, theirs = ([outcome.served(point, seed) for seed in seeds] for point in (first, second))
+        if seeds and (pair := paired(over_seeds(mine), over_seeds(theirs))):
+            rows.append({"column": first[1], "row": first[0], "other": second[0], "seeds": len(seeds), **vars(pair)})
+    corrected = holm([row["p"] for row in rows])
+    return [{**row, "p_holm": p} for row, p in zip(rows, corrected, strict=True)]
+
+
+def comparison_lines(outcome: Outcome) -> list[str]:
+    """The same in words, in the units of the table."""
+    recipe = outcome.plan.recipe
+    shown, scale = _digits(recipe.percent), unit(recipe)
+    return [
+        f"{recipe.place(row['column'])}, {row['row']} over {row['other']}: mean {scale * row['difference']:+{shown}}, "
+        f"median {scale * row['median']:+{shown}}, of {row['clients']} clients {row['higher']} higher and "
+        f"{row['lower']} lower, p {probability(row['p'])}, by Holm's correction {probability(row['p_holm'])}"
+        for row in comparisons(outcome)
+    ]
+
+
 # Tables.
 
 
@@ -190,13 +267,11 @@ def _digits(percent: bool) -> str:
 
 
 def figure(scores: Scores, percent: bool) -> str:
-    """Mean and standard deviation over seeds."""
+    """The mean over seeds, with its 95 % interval where there are two or more."""
     if not scores:
         return "-"
-    shown = _digits(percent)
-    values = list(scores.values())
-    spread = f" ± {stdev(values):{shown}}" if len(values) > 1 else ""
-    return f"{mean(values):{shown}}{spread}"
+    shown, found = _digits(percent), interval(list(scores.values()))
+    return f"{found.mean:{shown}}" + ("" if found.half is None else f" ± {found.half:{shown}}")
 
 
 def beside(scores: Scores, published: float | None, percent: bool) -> str:
@@ -234,10 +309,10 @@ def heading(outcome: Outcome) -> list[str]:
     plan, recipe = outcome.plan, outcome.plan.recipe
     what = "Accuracy in %" if recipe.percent else recipe.measure.replace("_", " ").capitalize()
     brackets = "; in brackets the published figure and the difference" if recipe.published else ""
-    seeds = f"mean ± standard deviation over seeds {', '.join(map(str, plan.seeds))}"
+    seeds = f"mean ± 95 % interval over seeds {', '.join(map(str, plan.seeds))}"
     lines = [
         f"{recipe.name}: {recipe.title}",
-        f"{what}, {_moment(recipe)}, {seeds if len(plan.seeds) > 1 else f'seed {plan.seeds[0]}'}{brackets}.",
+        f"{what}, {_moment(plan)}, {seeds if len(plan.seeds) > 1 else f'seed {plan.seeds[0]}'}{brackets}.",
     ]
     changed = " ".join(f"{key}={value}" for key, value in plan.changes.items() if key not in MAY_CHANGE)
     if changed:
@@ -248,41 +323,10 @@ def heading(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _moment(recipe: Recipe) -> str:
-    return "after the last round" if recipe.last == 1 else f"mean of the last {recipe.last} rounds"
-
-
-def claim_lines(outcome: Outcome) -> list[str]:
-    """A line a claim: the verdict, the numbers, and what the published figures say."""
-    lines = []
-    for found, printed in verdicts(outcome):
-        numbers = f": {found.numbers(_digits(outcome.plan.recipe.percent))}" if found.differences else ""
-        paper = f" [published figures: {printed.word}]" if printed.differences else ""
-        lines.append(f"{found.word}: {found.claim.sentence(outcome.plan.recipe)}{numbers}{paper}")
-    return lines
-
-
-def write_tables(outcome: Outcome) -> None:
-    """The results so far: a tidy CSV, a row a run, and the table as Markdown."""
-    recipe = outcome.plan.recipe
-    lines = {}
-    for (row, column, seed), summary in outcome.summaries.items():
-        run, place = recipe.run_of(row, column)
-        lines[run, place, seed] = {"study": recipe.name, "row": run, "column": place, **_flat(summary), "seed": seed}
-    names = ["study", "row", "column", "seed", *(key for line in lines.values() for key in line)]
-    with whole_file(outcome.folder / RESULTS) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(names)))
-        writer.writeheader()
-        writer.writerows(lines.values())
-    with whole_file(outcome.folder / TABLE) as temporary:
-        temporary.write_text(markdown(outcome))
-
-
-def _flat(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The single figures of a summary, those of groups under the names that a measure gives them."""
-    named = {key: value.items() for key, value in summary.items() if isinstance(value, dict)}
-    parts = {f"{key}.{name}": value for key, values in named.items() for name, value in values}
-    return {key: value for key, value in {**summary, **parts}.items() if not isinstance(value, list | dict)}
+def _moment(plan: Plan) -> str:
+    if plan.figure == "best":
+        return BEST
+    return "after the last round" if plan.recipe.last == 1 else f"mean of the last {plan.recipe.last} rounds"
 
 
 def markdown(outcome: Outcome) -> str:
@@ -292,6 +336,7 @@ def markdown(outcome: Outcome) -> str:
         f"# {title}",
         "",
         *rest,
+        *([f"Paper: {recipe.paper}"] if recipe.paper else []),
         "",
         f"| {recipe.over or ''} | {' | '.join(plan.columns)} |",
         "|---" * (len(plan.columns) + 1) + "|",
@@ -305,136 +350,60 @@ def markdown(outcome: Outcome) -> str:
         text.append(f"| {row} | {' | '.join(cells)} |")
     for head, lines in (
         ("Claims", claim_lines(outcome)),
+        ("Client by client after the last round (Wilcoxon's signed-rank test)", comparison_lines(outcome)),
         ("Not measured", outcome.failed()),
         ("Notes", outcome.notes),
-        ("What the paper leaves open", list(recipe.open)),
+        ("What the paper leaves open", recipe.open),
+        ("What was tried", recipe.tried),
     ):
         text += ["", f"## {head}", "", *(f"- {line}" for line in lines)] if lines else []
     return "\n".join(text) + "\n"
 
 
-# Pictures.
+# Files.
 
 
-def draw(outcome: Outcome, path: Path) -> None:
-    """Accuracy over rounds, a panel a column; over the values of a sweep; or what a method measures of its clients.
-
-    Bands are one deviation over seeds.
-    """
-    plan = outcome.plan
-    recipe, sweep = plan.recipe, plan.recipe.kind == "sweep"
-    panels = (recipe.over or "",) if sweep else plan.columns
-    across = 2 if len(panels) == 4 else min(len(panels), 3)
-    down = math.ceil(len(panels) / across)
-    with picture(path, (5 * max(across, 1.4), 3.6 * down + 0.6)) as figure:
-        grid = list(figure.subplots(down, across, squeeze=False).flat)
-        for axes, panel in zip(grid, panels, strict=False):
-            if recipe.kind == "measures":
-                lines = _measures(outcome, panel)
-            else:
-                found = _values(outcome) if sweep else _rounds(outcome, panel)
-                lines = {row: found.get(row, {}) for row in plan.rows}
-            for number, (name, line) in enumerate(lines.items()):
-                _line(axes, name, number, line)
-            axes.set(xlabel=panel if sweep else (recipe.against or "round").replace("_", " "), ylabel=_label(recipe))
-            axes.set_title(recipe.title if sweep else panel, fontsize="medium")
-            axes.grid(alpha=0.3)
-            _scale(axes, plan)
-        for axes in grid[len(panels) :]:
-            axes.set_axis_off()
-        handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=8, fontsize="small")
+def write_tables(outcome: Outcome) -> None:
+    """The results so far: tidy tables of the runs, of the cells and of the comparisons, and the table as Markdown."""
+    write_results(_runs(outcome), outcome.folder, NAMES)
+    write_csv(_cells(outcome), outcome.folder / FIGURES)
+    if rows := comparisons(outcome):
+        write_csv(rows, outcome.folder / STATISTICS)
+    else:
+        (outcome.folder / STATISTICS).unlink(missing_ok=True)
+    with whole_file(outcome.folder / TABLE) as temporary:
+        temporary.write_text(markdown(outcome))
 
 
-Line = dict[float, list[float]]  # place on the axis, the figures of the seeds
+def _runs(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row a run; what reads another's runs has none of its own."""
+    recipe, rows = outcome.plan.recipe, {}
+    for row, column, seed in outcome.order():
+        if (summary := outcome.summaries.get((row, column, seed))) is not None:
+            run, place = recipe.run_of(row, column)
+            names = dict(zip(NAMES, (recipe.name, run, place, seed), strict=True))
+            rows[run, place, seed] = {**names, **flat(summary)}
+    return list(rows.values())
 
 
-def _rounds(outcome: Outcome, column: str) -> dict[str, Line]:
-    found: dict[str, Line] = {}
-    for row, at, seed in outcome.summaries:
-        if at == column:
-            for number, value in outcome.curve(row, column, seed).items():
-                found.setdefault(row, {}).setdefault(number, []).append(value)
-    return found
-
-
-def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
-    """Means over the clients that a method measured, evaluations together; rows without a place are left out."""
-    recipe = outcome.plan.recipe
-    found: dict[str, Line] = {}
-    for row, at, seed in outcome.summaries:
-        measured = outcome.folder / folder_of(recipe, row, column, seed) / MEASURES
-        if at != column or not measured.is_file():
-            continue
-        with measured.open(newline="") as file:
-            every = list(csv.DictReader(file))
-        first = recipe.since * max((int(one["round"]) for one in every), default=0)
-        rows = [one for one in every if int(one["round"]) > first and float(one[recipe.against or ""] or -1) >= 0]
-        for line in recipe.lines:
-            groups: Line = {}
-            for one in rows:
-                groups.setdefault(float(one[recipe.against or ""]), []).append(float(one[line]))
-            name = line.replace("_", " ") if len(outcome.plan.rows) == 1 else f"{row}, {line.replace('_', ' ')}"
-            for place, values in groups.items():
-                if len(values) >= recipe.least:
-                    found.setdefault(name, {}).setdefault(place, []).append(_unit(recipe) * mean(values))
-    return found
-
-
-def _values(outcome: Outcome) -> dict[str, Line]:
-    places = _places(outcome.plan)
-    found: dict[str, Line] = {}
-    for row, column, _ in outcome.summaries:
-        found.setdefault(row, {})[places[column]] = list(outcome.scores((row, column)).values())
-    return found
-
-
-def _places(plan: Plan) -> dict[str, float]:
-    """Where the values of a sweep lie: numbers by size where that leaves room, others one after the other."""
-    values = {column: plan.recipe.columns[column].settings.get(plan.recipe.over or "") for column in plan.columns}
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
-        places = {column: float(value) for column, value in values.items() if value is not None}
-        if _apart(places.values()):
-            return places
-    return {column: float(number) for number, column in enumerate(values)}
-
-
-def _apart(places: Collection[float]) -> bool:
-    """Whether no two ticks are so near that what is written below them would overlap."""
-    on_axis = sorted(map(math.log, places) if _logarithmic(places) else places)
-    gaps = [later - sooner for sooner, later in pairwise(on_axis)]
-    return not gaps or min(gaps) >= CLOSEST * (on_axis[-1] - on_axis[0])
-
-
-def _logarithmic(places: Collection[float]) -> bool:
-    return min(places) > 0 and max(places) >= 10 * min(places)
-
-
-def _line(axes: Any, row: str, number: int, line: Line) -> None:
-    places = sorted(line)
-    style = STYLES[number // COLOURS % len(STYLES)]
-    middle = [mean(line[place]) for place in places]
-    colour = f"C{number % COLOURS}"
-    axes.plot(places, middle, style, color=colour, marker="o", ms=3, label=row)
-    spread = [stdev(line[place]) if len(line[place]) > 1 else 0.0 for place in places]
-    lower, upper = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
-    axes.fill_between(places, lower, upper, color=colour, alpha=0.15, linewidth=0)
-
-
-def _scale(axes: Any, plan: Plan) -> None:
-    """A sweep shows its values, on a logarithmic axis where they lie far apart; rounds are whole numbers."""
-    if plan.recipe.kind != "sweep":
-        axes.locator_params(axis="x", integer=True)
-        return
-    places = _places(plan)
-    if _logarithmic(places.values()):
-        axes.set_xscale("log")
-    axes.set_xticks(list(places.values()), list(places), rotation=90 if len(places) > 10 else 0)
-    axes.minorticks_off()
-
-
-def _label(recipe: Recipe) -> str:
-    named = {recipe.measure_of(row, column) for row in recipe.rows for column in recipe.columns}
-    what = {name.replace("_", " ") for name in ({"accuracy"} if recipe.kind == "measures" else named)}
-    label = what.pop() if len(what) == 1 else "accuracy" if recipe.percent else ""
-    return f"{label}, %" if recipe.percent else label
+def _cells(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row a cell, in the units of the table: over seeds its mean, deviation and 95 % interval; what is published."""
+    plan, recipe = outcome.plan, outcome.plan.recipe
+    rows = []
+    for row in plan.rows:
+        for column in plan.columns:
+            scores, published = outcome.scores((row, column)), recipe.published_for(row, column)
+            found = vars(interval(list(scores.values()))) if scores else {}
+            rows.append(
+                {
+                    "row": row,
+                    "column": column,
+                    "measure": recipe.measure_of(row, column),
+                    "figure": _moment(plan),
+                    "seeds": len(scores),
+                    **{key: found.get(key) for key in ("mean", "std", "low", "high")},
+                    "published": published,
+                    "difference": None if published is None or not scores else found["mean"] - published,
+                }
+            )
+    return rows

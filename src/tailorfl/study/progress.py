@@ -1,11 +1,60 @@
-"""What a person sees while a run is under way: a live bar on a terminal, a line now and then elsewhere."""
+"""What a person sees while runs are under way: live bars on a terminal, a line now and then elsewhere."""
 
 import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from types import FrameType, TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleRenderable, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from tailorfl.study.cells import Cell, Failure, Result
+
+
+def bars(console: Console) -> Progress:
+    """A bar a run: title, rounds, time, and the last figures."""
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+class Figures:
+    """What is said of a run after a round: its training loss, and how clients were served at the last evaluation."""
+
+    def __init__(self) -> None:
+        self.evaluated = ""
+
+    def __call__(self, line: dict[str, Any]) -> str:
+        if "personalized_loss" in line:
+            self.evaluated = _tested(line["personalized_accuracy"], line["personalized_loss"])
+        loss = "-" if line["loss"] is None else f"{line['loss']:.4g}"
+        return f"training loss {loss}{self.evaluated}"
+
+
+def _tested(accuracy: float | None, loss: float | None) -> str:
+    if accuracy is not None:
+        return f", accuracy {100 * accuracy:.2f} %"
+    return "" if loss is None else f", test loss {loss:.4g}"
 
 
 class RunProgress:
@@ -13,18 +62,8 @@ class RunProgress:
 
     def __init__(self, console: Console, title: str, rounds: int) -> None:
         self.console, self.title, self.rounds = console, title, rounds
-        self.live = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.live, self.figures = bars(console), Figures()
         self.task = self.live.add_task(title, total=rounds, figures="")
-        self.evaluated = ""
 
     def __enter__(self) -> "RunProgress":
         self.live.start()
@@ -35,19 +74,126 @@ class RunProgress:
 
     def __call__(self, line: dict[str, Any]) -> None:
         """A round has ended; ``line`` is what is written of it."""
-        if "personalized_loss" in line:
-            self.evaluated = _tested(line["personalized_accuracy"], line["personalized_loss"])
-        loss = "-" if line["loss"] is None else f"{line['loss']:.4g}"
-        figures = f"training loss {loss}{self.evaluated}"
+        figures = self.figures(line)
         self.live.update(self.task, completed=line["round"], figures=figures)
         if "personalized_loss" in line and not self.console.is_terminal:
             self.console.print(f"{self.title}: round {line['round']} of {self.rounds}, {figures}", highlight=False)
 
 
-def _tested(accuracy: float | None, loss: float | None) -> str:
-    if accuracy is not None:
-        return f", accuracy {100 * accuracy:.2f} %"
-    return "" if loss is None else f", test loss {loss:.4g}"
+@dataclass
+class _Running:
+    """A cell that runs: since when, from which round on, and how far it is."""
+
+    begun: float
+    task: TaskID
+    figures: Figures
+    first: int | None = None
+    done: float = 0.0  # the share of its rounds
+
+    def total(self, now: float) -> float | None:
+        """How many seconds it will have taken."""
+        return (now - self.begun) / self.done if self.done else None
+
+
+class CellsProgress:
+    """Shows the cells of a study: a bar for each that runs, how many are done, and the time left; a context manager.
+
+    Nothing is printed before one of them has come to a round or is done: where all are refused alike, the command has
+    one line to say.
+    """
+
+    def __init__(
+        self, console: Console, cells: Sequence[Cell], jobs: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console, self.clock, self.jobs = console, clock, jobs
+        self.waiting, self.of = list(cells), len(cells)
+        self.running: dict[Cell, _Running] = {}
+        self.seconds: dict[tuple[str, str], list[float]] = {}  # by method and data: what cells took
+        self.done, self.failed, self.reasons = 0, 0, set[str]()
+        self.bars, self.held, self.silent = bars(console), list[str](), True
+        self.live = Live(self, console=console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> "CellsProgress":
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def __rich__(self) -> ConsoleRenderable:
+        counts = f"{self.done} done, {self.failed} failed, {len(self.waiting) + len(self.running)} left"
+        return Group(self.bars, Text(f"{counts}{self.left()}"))
+
+    def begun(self, cell: Cell) -> None:
+        self.waiting.remove(cell)
+        task = self.bars.add_task(cell.title, total=cell.config.experiment.rounds, figures="")
+        self.running[cell] = _Running(self.clock(), task, Figures())
+        self._say(f"cell {self.of - len(self.waiting)} of {self.of}: {cell.title}{self.left()}")
+
+    def round(self, cell: Cell, line: dict[str, Any]) -> None:
+        run, rounds, number = self.running[cell], cell.config.experiment.rounds, line["round"]
+        run.first = number if run.first is None else run.first  # one that is resumed has done some before
+        run.done = (number - run.first + 1) / (rounds - run.first + 1)
+        figures = run.figures(line)
+        self.bars.update(run.task, completed=number, figures=figures)
+        self._speak()
+        if "personalized_loss" in line and not self.console.is_terminal:
+            self._say(f"{cell.title}: round {number} of {rounds}, {figures}")
+
+    def ended(self, cell: Cell, result: Result) -> None:
+        run = self.running.pop(cell, None)
+        if run is None:  # it was finished before
+            self.waiting.remove(cell)
+        else:
+            self.bars.remove_task(run.task)
+        if isinstance(result, Failure):
+            self.failed += 1
+            self._say(f"failed: {cell.title}: {'as before' if result.reason in self.reasons else result.reason}")
+            self.reasons.add(result.reason)
+            return
+        self.done += 1
+        self._speak()
+        if run is not None:
+            self.seconds.setdefault(_like(cell), []).append(self.clock() - run.begun)
+
+    def left(self) -> str:
+        """How long the rest may take: as long as cells of the same method and data, or any, took so far."""
+        # Copies: the thread that draws asks too, while cells begin and end.
+        now, waiting, running = self.clock(), list(self.waiting), dict(self.running)
+        totals = {cell: run.total(now) for cell, run in running.items()}
+        every = [seconds for one in list(self.seconds.values()) for seconds in one]
+        every += [total for total in totals.values() if total is not None]
+        if not every or not (waiting or running):
+            return ""
+
+        def whole(cell: Cell) -> float:
+            return totals.get(cell) or fmean(self.seconds.get(_like(cell), every))
+
+        rest = sum(map(whole, waiting)) + sum(max(0.0, whole(cell) - now + run.begun) for cell, run in running.items())
+        return f"; about {in_words(rest / min(self.jobs, len(waiting) + len(running)))} left"
+
+    def _speak(self) -> None:
+        """Say what was held back, and from now on everything."""
+        self.silent = False
+        for line in self.held:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.held = []
+
+    def _say(self, line: str) -> None:
+        self.held.append(line)
+        if not self.silent:
+            self._speak()
+
+
+def _like(cell: Cell) -> tuple[str, str]:
+    return cell.config.method_name, cell.config.experiment.data
+
+
+def in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 class StopOnInterrupt:

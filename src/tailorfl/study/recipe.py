@@ -2,11 +2,11 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -21,6 +21,7 @@ ACCURACY = "personalized_accuracy"
 Settings = dict[str, Any]
 Point = tuple[str, str]  # row and column
 Names = tuple[str, ...]
+Moment = Literal["last", "best"]
 
 
 def _listed(value: Any) -> Any:
@@ -116,6 +117,7 @@ class Recipe(BaseModel):
     kind: Literal["table", "curves", "sweep", "measures"] = "table"
     measure: str = ACCURACY
     last: int = Field(1, ge=1)  # a cell's figure is the mean over so many rounds at the end
+    figure: Moment = "last"  # best: of the round that is best on test data, for papers that pick it so
     settings: Settings = {}
     over: str | None = None  # sweep: the key whose values are the columns
     against: str | None = None  # measures: what of a client is on the axis
@@ -128,6 +130,8 @@ class Recipe(BaseModel):
     seeds: tuple[int, ...] = (0, 1, 2)
     claims: tuple[Claim, ...] = ()
     open: tuple[str, ...] = ()  # what the paper does not say
+    tried: tuple[str, ...] = ()  # what was tried where figures or claims do not come out
+    paper: str = ""
     published: dict[Point, float | None] = {}  # None: the paper has the cell and prints no figure
 
     @model_validator(mode="before")
@@ -157,7 +161,7 @@ class Recipe(BaseModel):
         wrong = [name for name in (*self.rows, *self.columns) if not SAFE.fullmatch(name)]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name for a row or column; allowed: letters, digits and . _ + -")
-        _checked_seeds(list(self.seeds))
+        checked_seeds(list(self.seeds))
         points = [point for claim in self.claims for pair in claim.comparisons(self) for point in pair]
         points += [(row, column) for row, columns in self.cells.items() for column in columns]
         points += list(self.published)
@@ -174,6 +178,10 @@ class Recipe(BaseModel):
             raise ValueError("measure: the figures of one table are all accuracies, or none is")
         if (self.kind == "measures") != bool(self.against and self.lines):
             raise ValueError("allowed: kind: measures with against: MEASURE and lines: [MEASURE, ...], or another kind")
+        if self.figure == "best":
+            if self.last > 1:
+                raise ValueError("figure: best is of one round; allowed: figure: best without last")
+            self.check_best(self.rows, self.columns)
         if self.kind != "curves" and any(claim.round for claim in self.claims):
             raise ValueError("claims: a round can be named only with kind: curves")
         return self
@@ -184,6 +192,12 @@ class Recipe(BaseModel):
 
     def measure_of(self, row: str, column: str) -> str:
         return self.rows[row].measure or self.columns[column].measure or self.measure
+
+    def check_best(self, rows: Iterable[str], columns: Iterable[str]) -> None:
+        """Refuse to pick the best round where it is not known what is better."""
+        wrong = {one for row in rows for column in columns if not best_of(one := self.measure_of(row, column))}
+        if wrong:
+            raise ValueError(f"figure: best is not known of {sorted(wrong)[0]}; allowed: accuracies and losses")
 
     def place(self, column: str) -> str:
         """What a column is called outside of the table's head."""
@@ -226,6 +240,14 @@ def in_percent(measure: str) -> bool:
     return measure.partition(".")[0].endswith(("accuracy", "accuracies", "accuracy_std", "_gap"))
 
 
+def best_of(measure: str) -> Callable[[Iterable[float]], float] | None:
+    """What picks the better of two figures; None where neither more nor less is better in itself."""
+    name = measure.partition(".")[0]
+    if name.endswith(("accuracy", "accuracies")):
+        return max
+    return min if name.endswith("loss") else None
+
+
 @dataclass(frozen=True)
 class Cell:
     """One figure of a recipe, and the run that it is read from."""
@@ -249,11 +271,12 @@ class Plan:
     seeds: tuple[int, ...]
     changes: Settings
     cells: tuple[Cell, ...]
+    figure: Moment = "last"
 
     def options(self) -> dict[str, Any]:
         """As it is stored beside the results, and given to ``plan`` again."""
         chosen = {"column": list(self.columns), "methods": list(self.rows), "seeds": list(self.seeds)}
-        return {"study": self.recipe.name, **chosen, "settings": self.changes}
+        return {"study": self.recipe.name, **chosen, "figure": self.figure, "settings": self.changes}
 
 
 class Selection(BaseModel):
@@ -262,6 +285,7 @@ class Selection(BaseModel):
     column: str | None = Field(None, description="columns, for example A,B; all by default")
     methods: str | None = Field(None, description="rows, for example fedavg,fedper; all by default")
     seeds: str | None = Field(None, description="a number of seeds, or a list such as [3,4]; the recipe's by default")
+    figure: str | None = Field(None, description="last, or best: of the round that is best on test data")
 
 
 def plan(recipe: Recipe, options: Mapping[str, Any]) -> Plan:
@@ -269,12 +293,29 @@ def plan(recipe: Recipe, options: Mapping[str, Any]) -> Plan:
     columns = _chosen("column", options.get("column"), recipe.columns)
     rows = _chosen("methods", options.get("methods"), recipe.rows)
     given = options.get("seeds")
-    seeds = recipe.seeds if given is None else _checked_seeds(given)
+    seeds = recipe.seeds if given is None else checked_seeds(given)
     changes = {key: value for key, value in options.items() if key not in Selection.model_fields}
     kinds = {row: find_method(recipe.rows[row].method) for row in rows}
     _check_changes(recipe, changes, kinds)
     cells = [_cell(recipe, row, column, seed, kinds, changes) for seed, column, row in _orders(seeds, columns, rows)]
-    return Plan(recipe, columns, rows, seeds, changes, tuple(cells))
+    chosen = Plan(recipe, columns, rows, seeds, changes, tuple(cells), options.get("figure") or recipe.figure)
+    _check_figure(chosen)
+    return chosen
+
+
+def _check_figure(plan: Plan) -> None:
+    if plan.figure not in get_args(Moment):
+        raise UserError(f"figure={plan.figure}: allowed: {', '.join(get_args(Moment))}")
+    if plan.figure == "best":
+        try:
+            plan.recipe.check_best(plan.rows, plan.columns)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        once = [cell for cell in plan.cells if cell.config.experiment.evaluate_every == 0]
+        if once:
+            raise UserError(
+                f"figure=best: {once[0].title} is evaluated in the end only; allowed: an evaluate_every of 1 or more"
+            )
 
 
 def _orders(seeds: Sequence[int], columns: Names, rows: Names) -> Iterator[tuple[int, str, str]]:
@@ -342,7 +383,8 @@ def _chosen(key: str, value: Any, known: Mapping[str, Any]) -> Names:
     return tuple(name for name in known if name in names)
 
 
-def _checked_seeds(value: Any) -> tuple[int, ...]:
+def checked_seeds(value: Any) -> tuple[int, ...]:
+    """How many seeds, from 0 on, or which."""
     listed = value if isinstance(value, list) else None
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         listed = list(range(value))
@@ -393,13 +435,14 @@ def read_file(file: Path) -> list[Recipe]:
     if unknown:
         allowed = ", ".join(map(str, studies))
         raise UserError(f"{file.with_suffix('.csv')}: unknown study {unknown[0]!r}; allowed: {allowed}")
-    return [_read_study(file, str(name), study, published.get(str(name), {})) for name, study in studies.items()]
+    paper = " ".join(str(read.get("paper") or "").split())
+    return [_read_study(file, str(name), study, published.get(str(name), {}), paper) for name, study in studies.items()]
 
 
-def _read_study(file: Path, name: str, study: Any, published: dict[Point, float | None]) -> Recipe:
+def _read_study(file: Path, name: str, study: Any, published: dict[Point, float | None], paper: str) -> Recipe:
+    known = {"name": f"{file.stem}/{name}", "published": published, "paper": paper}
     try:
-        given = {**study, "name": f"{file.stem}/{name}", "published": published} if isinstance(study, dict) else study
-        return Recipe.model_validate(given)
+        return Recipe.model_validate({**study, **known} if isinstance(study, dict) else study)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])

@@ -1,12 +1,10 @@
 """Figures and tables of papers, measured again: what there is, its options, and its results on disk."""
 
 import csv
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import yaml
@@ -17,12 +15,13 @@ from rich.table import Table
 
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
-from tailorfl.study import ridge
+from tailorfl.study import cells, ridge
 from tailorfl.study.config import in_words, unknown_key
-from tailorfl.study.outcome import RESULTS, TABLE, Outcome, write_tables
-from tailorfl.study.progress import RunProgress
+from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
+from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
-from tailorfl.study.run import CONFIG, MAY_CHANGE, SUMMARY, Run, check_writable, clear
+from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, check_writable, clear
+from tailorfl.study.tidy import PARQUET, RESULTS, STATISTICS
 
 OPTIONS = "options.yaml"
 
@@ -201,90 +200,45 @@ def resumed_options(recipe: Recipe, given: Mapping[str, Any], folder: Path) -> d
     if changed:
         was = f"with {changed[0]}={settings[changed[0]]}" if changed[0] in settings else f"without {changed[0]}"
         raise UserError(f"{folder} was begun {was}; allowed: the same settings, another --out, --force to replace")
-    return {**{key: stored[key] for key in Selection.model_fields}, **settings, **given}
+    return {**{key: stored.get(key) for key in Selection.model_fields}, **settings, **given}
 
 
 def begin(plan: Plan, folder: Path, force: bool) -> None:
     """Store what is going to run; with ``force`` the runs of a study that is there are deleted first."""
     if force:
-        for config in folder.glob(f"*/*/seed-*/{CONFIG}"):
-            clear(config.parent)
-            for emptied in list(config.parents)[:3]:
+        for run in {path.parent for name in (CONFIG, ERROR) for path in folder.glob(f"*/*/seed-*/{name}")}:
+            clear(run)
+            for emptied in (run, run.parent, run.parent.parent):
                 if not any(emptied.iterdir()):
                     emptied.rmdir()
-        for name in (RESULTS, TABLE, picture_of(plan)):
+        for name in (RESULTS, PARQUET, STATISTICS, FIGURES, TABLE, PAGE, picture_of(plan)):
             (folder / name).unlink(missing_ok=True)
     with whole_file(folder / OPTIONS) as temporary:
         temporary.write_text(yaml.safe_dump(plan.options(), sort_keys=False))
 
 
-def run_cells(
-    plan: Plan, folder: Path, data_dir: Path | None, resume: bool, console: Console, stop: Callable[[], bool]
-) -> Outcome | None:
-    """Run every cell, or take it as it is where it is finished; None if it was stopped.
+def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: cells.Stop) -> Outcome | None:
+    """Run what the cells are read from, each run once; None if it was stopped. Tables are written after each."""
+    outcome, readers = Outcome(plan, folder), dict[Path, list[Cell]]()
+    for cell in plan.cells:
+        readers.setdefault(folder / cell.folder, []).append(cell)
+    runs = [cells.Cell(own[0].title, own[0].config, path) for path, own in readers.items()]
+    kept = cells.finished(runs, way)
 
-    A cell that fails does not keep the others from running. Tables are written after each.
-    """
-    outcome, clock = Outcome(plan, folder), _Clock(plan)
-    found: dict[Path, dict[str, Any] | str] = {}  # the summary of a run or why there is none; several cells may read it
-    for number, cell in enumerate(plan.cells, start=1):
-        if stop():
-            return None
-        path = folder / cell.folder
-        if path not in found:
-            kept = resume and (path / SUMMARY).is_file()
-            console.print(f"cell {number} of {len(plan.cells)}: {cell.title}{clock.left(number)}", highlight=False)
-            begun = time.monotonic()
-            try:
-                with RunProgress(console, cell.row, cell.config.experiment.rounds) as progress:
-                    summary = Run(cell.config, path, data_dir, progress, stop).execute(resume=resume)
-            except UserError as error:
-                said = "as before" if str(error) in found.values() else str(error)
-                console.print(f"failed: {said}", highlight=False, markup=False, soft_wrap=True)
-                found[path] = str(error)
-            else:
-                if summary is None:
-                    return None
-                found[path] = summary
-                if not kept:
-                    clock.add(cell, time.monotonic() - begun)
-        result = found[path]
-        if isinstance(result, str):
-            outcome.fail(cell, result)
-        else:
-            outcome.add(cell, result)
-        write_tables(outcome)
-    return outcome
+    def ended(run: cells.Cell, result: cells.Result) -> None:
+        for cell in readers[run.folder]:
+            outcome.take(cell, result)
+        if run not in kept:
+            write_tables(outcome)
+
+    with CellsProgress(console, runs, way.jobs) as watch:
+        whole = cells.run_cells(runs, way, watch, ended, stop)
+    write_tables(outcome)
+    return outcome if whole else None
 
 
 def picture_of(plan: Plan) -> str:
     return f"{stem(plan.recipe.name)}.png"
-
-
-class _Clock:
-    """How long the rest may take: as long as cells of the same row, or of any row, took so far."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.cells = plan.cells
-        self.seconds: dict[str, list[float]] = {}
-
-    def add(self, cell: Cell, seconds: float) -> None:
-        self.seconds.setdefault(cell.row, []).append(seconds)
-
-    def left(self, number: int) -> str:
-        every = [seconds for one in self.seconds.values() for seconds in one]
-        if not every:
-            return ""
-        begun = {cell.folder for cell in self.cells[: number - 1]}  # several cells may read one run
-        runs = {cell.folder: cell.row for cell in reversed(self.cells[number - 1 :])}
-        total = sum(mean(self.seconds.get(row, every)) for folder, row in runs.items() if folder not in begun)
-        return f"; about {_in_words(total)} left"
-
-
-def _in_words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _key(problem: Mapping[str, Any]) -> str:

@@ -22,15 +22,21 @@ from tailorfl.federation.evaluation import ClientScores
 from tailorfl.federation.in_process import InProcess
 from tailorfl.federation.rounds import Evaluation, Round
 from tailorfl.federation.selection import Latecomers
+from tailorfl.methods import Method
 from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
 
 log = logging.getLogger(__name__)
 
 CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.yaml", "rounds.jsonl", "clients.csv", "summary.json"
+CLASSES = "classes.csv"  # only where clients are simulated and tell classes apart: who has how much of which
 MEASURES = "measures.csv"  # only where a method measures something of its own
 NOTES = "notes.csv"  # only where a method writes something down of the clients of a round
 PARTITION, CHECKPOINTS, EXPORTS = "partition.safetensors", "checkpoints", "export"
+ERROR = "error.txt"  # only in a study, where a run failed by a fault of the code or the machine: what happened
+# Only where a run was logged elsewhere too: event files, which of MLflow's runs it is, and MLflow's own store.
+TENSORBOARD, MLFLOW, MLFLOW_STORE = "tensorboard", "mlflow.json", "mlflow.db"
+PAGE = "report.html"  # only at the end, where the extra for it is installed
 FEDERATION = "federation"  # a folder; only where clients live on other machines: what the server knows of them
 MAY_CHANGE = {"device", "workers", "stack_size", "engine"}  # where a run goes on, not what it computes
 
@@ -76,7 +82,7 @@ class Run:
         """Run to the end and return the summary; None if it was stopped before."""
         if resume and (finished := self._finished()):
             return finished
-        self._check_folder(resume, force)
+        self.check_folder(resume, force)
         begun = resume and _is_run(self.folder)  # else it was killed before it could begin
         device = choose_device(self.config.experiment.device)
         checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, device) if begun else None
@@ -113,7 +119,7 @@ class Run:
                 return None
         raise AssertionError("the last round ends the loop")
 
-    def _check_folder(self, resume: bool, force: bool) -> None:
+    def check_folder(self, resume: bool, force: bool) -> None:
         """Refuse what would lose or mix something, before anything is computed."""
         if resume and _is_run(self.folder):
             self._check_unchanged()
@@ -144,6 +150,8 @@ class Run:
             clear(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         save_partition(built.data, self.folder / PARTITION)
+        if self.make is None and not (built.data.regression or built.data.detection):
+            write_classes(self.folder / CLASSES, built.data)
         # The configuration comes last: a folder that has one is a run that can be resumed.
         with whole_file(self.folder / CONFIG) as temporary:
             temporary.write_text(yaml.safe_dump(self.config.flat(), sort_keys=False))
@@ -249,10 +257,16 @@ def round_line(record: Round, data: FederatedData) -> dict[str, Any]:
     }
     if record.evaluation:
         line |= accuracies(record.evaluation, data.regression)
+        line |= client_quantiles(record.evaluation.personalized, data.regression)
         line |= group_accuracies(record.evaluation, data)
         line |= {name: _mean(values.values()) for name, values in record.evaluation.measures.items()}
         line["seconds_evaluation"] = round(record.evaluation.seconds, 6)
     return line
+
+
+def client_quantiles(scores: ClientScores, regression: bool) -> dict[str, float | None]:
+    """The accuracies between which lie those of four fifths of the clients."""
+    return {f"accuracy_p{share}": None if regression else scores.quantile(share / 100) for share in (10, 90)}
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -321,6 +335,25 @@ def group_accuracies(evaluation: Evaluation, data: FederatedData) -> dict[str, A
     return {"group_mean_accuracy": sum(tested) / len(tested) if tested else None, "group_accuracies": found}
 
 
+def group_networks(built: Built[Any], method: Method) -> dict[str, Any]:
+    """In a federation of groups: the network of each, and what share of every layer of the global one it has."""
+    whole, found = built.network, []
+    for number, (group, network) in enumerate(zip(built.data.groups, built.federation.group_networks, strict=True)):
+        own = {layer.name: network.size(layer.parameters) for layer in network.layers}
+        found.append(
+            {
+                "group": group.source,
+                "clients": built.data.group_of.count(number),
+                "input_shape": list(group.input_shape),
+                "classes": group.num_classes,
+                "parameters": network.size(),
+                "shared_parameters": network.size(method.shared(network)),
+                "layers": {layer.name: own.get(layer.name, 0) / whole.size(layer.parameters) for layer in whole.layers},
+            }
+        )
+    return {"group_networks": found} if found else {}
+
+
 def metrics(data: FederatedData) -> dict[str, Any]:
     """Of detectors: which mean average precision their accuracy is, of all or of each group."""
     if not data.detection:
@@ -347,6 +380,7 @@ def summarize(built: Built[Any], config: Config, totals: Totals, last: Round) ->
         **accuracies(last.evaluation, built.data.regression),
         **group_accuracies(last.evaluation, built.data),
         **metrics(built.data),
+        **group_networks(built, method),
         "training_loss": finite(last.loss),
         "bytes_up": totals.bytes_up,
         "bytes_down": totals.bytes_down,
@@ -380,6 +414,18 @@ def write_clients(path: Path, data: FederatedData, evaluation: Evaluation, late:
                 writer.writerow([data.names[client], new, *sizes, *served, first.get(client, "1")])
 
 
+def write_classes(path: Path, data: FederatedData) -> None:
+    """A row for each client and class of which it has training rows."""
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", "class", "train"])
+        counts = data.label_counts().tolist()
+        for client, own in enumerate(counts):
+            classes = data.of(client).classes
+            rows = [(data.names[client], classes[label], rows) for label, rows in enumerate(own) if rows]
+            writer.writerows(rows)
+
+
 def _rows(scores: ClientScores) -> list[tuple[int, tuple[float | str, float | str]]]:
     rows = []
     for client, samples, correct, loss in zip(scores.clients, scores.samples, scores.correct, scores.loss, strict=True):
@@ -400,7 +446,7 @@ def _is_run(folder: Path) -> bool:
 
 def _is_free(folder: Path) -> bool:
     """Nothing is there, or only what a run leaves that is killed while it begins."""
-    beginnings = (PARTITION, f".{PARTITION}.", f".{CONFIG}.", FEDERATION)
+    beginnings = (PARTITION, f".{PARTITION}.", CLASSES, f".{CLASSES}.", f".{CONFIG}.", FEDERATION, ERROR)
     return not folder.exists() or (
         folder.is_dir() and all(path.name.startswith(beginnings) for path in folder.iterdir())
     )
@@ -408,9 +454,10 @@ def _is_free(folder: Path) -> bool:
 
 def clear(folder: Path) -> None:
     """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
-    for part in (CHECKPOINTS, EXPORTS):
+    for part in (CHECKPOINTS, EXPORTS, TENSORBOARD):
         shutil.rmtree(folder / part, ignore_errors=True)
-    for name in (ROUNDS, MEASURES, NOTES, CLIENTS, SUMMARY, PARTITION, CONFIG):
+    beside, results = (PAGE, ERROR, MLFLOW, MLFLOW_STORE), (ROUNDS, MEASURES, NOTES, CLIENTS, SUMMARY)
+    for name in (*beside, *results, CLASSES, PARTITION, CONFIG):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -1,11 +1,14 @@
 """Summaries as tables for the terminal."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+
+from tailorfl.study.statistics import interval
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -89,6 +92,80 @@ def _participants_table(summaries: Sequence[dict[str, Any]], regression: bool) -
     for summary, *figures in zip(summaries, *there.values(), strict=True):
         table.add_row(summary["method"], *map(shown, figures))
     return table
+
+
+# What the columns of a table over seeds are called, and where their figures are in a summary.
+SERVED = {
+    "validation": "validation_accuracy",
+    "personalized": "personalized_accuracy",
+    "±\nclients": "personalized_accuracy_std",
+    "worst\n10 %": "worst_decile_accuracy",
+    "global": "global_accuracy",
+    "new\nclients": "new_client_accuracy",
+}
+LOSSES = {"loss": "personalized_loss", "global\nloss": "global_loss", "new\nclients": "new_client_loss"}
+
+
+def lines_table(
+    heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Sequence[dict[str, Any]]]], seeds: Sequence[int]
+) -> Table:
+    """One row a method or setting, means over its runs; with several seeds the first figures have a 95 % interval."""
+    summaries = [summary for _, found in lines for summary in found]
+    regression = all(summary["personalized_accuracy"] is None for summary in summaries)
+    columns = {
+        name: key
+        for name, key in (LOSSES if regression else SERVED).items()
+        if any(summary[key] is not None for summary in summaries)
+    }
+    data, clients = (", ".join(dict.fromkeys(str(one[key]) for one in summaries)) for key in ("data", "clients"))
+    title = f"{data}, {clients} clients{'' if regression else '; accuracies in %'}"
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean ± 95 % interval over seeds {', '.join(map(str, seeds))}"
+    table = _plain_table(f"{title}; {over}")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for name in (*columns, "train\ns"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for names, found in lines:
+        cells = [_mean_cell([one[key] for one in found], key, regression) for key in columns.values()]
+        table.add_row(*names, *cells, amount(fmean(summary["seconds_training"] for summary in found)))
+    return table
+
+
+WITH_INTERVAL = ("personalized_accuracy", "personalized_loss", "validation_accuracy")
+
+
+def _mean_cell(values: Sequence[float | None], key: str, regression: bool) -> str:
+    there = [value for value in values if value is not None]
+    shown = number if regression else percent
+    if not there:
+        return "-"
+    found = interval(there)
+    half = "" if found.half is None or key not in WITH_INTERVAL else f" ± {shown(found.half)}"
+    return f"{shown(found.mean)}{half}"
+
+
+def paired_table(rows: Sequence[dict[str, Any]]) -> Table | None:
+    """Every method beside the first, client by client; None where there is nothing to compare."""
+    compared = [row for row in rows if row["reference"] is not None]
+    if not compared:
+        return None
+    regression = "personalized_loss" in compared[0]
+    unit = "loss" if regression else "points"
+    table = _plain_table(f"against {compared[0]['reference']}, client by client; Wilcoxon's signed-rank test")
+    table.add_column("method", overflow="fold")
+    for head in ("clients", f"mean\n{unit}", f"median\n{unit}", "higher", "lower", "p", "p\n(Holm)"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in compared:
+        moved = [f"{row[key]:+.4g}" if regression else f"{100 * row[key]:+.2f}" for key in ("difference", "median")]
+        counts = [str(row[key]) for key in ("higher", "lower")]
+        chances = [probability(row[key]) for key in ("p", "p_holm")]
+        table.add_row(row["method"], str(row["clients"]), *moved, *counts, *chances)
+    return table
+
+
+def probability(value: float) -> str:
+    """A p-value, to the digits that are read of it."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def percent(value: float | None) -> str:

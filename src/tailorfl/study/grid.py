@@ -1,0 +1,152 @@
+"""Runs set against each other: a line for each method or setting, and in it a run for each seed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tailorfl.errors import UserError
+from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, run_cells
+from tailorfl.study.config import Config
+from tailorfl.study.progress import CellsProgress
+from tailorfl.study.recipe import checked_seeds
+from tailorfl.study.run import CONFIG
+from tailorfl.study.statistics import interval
+from tailorfl.study.tidy import flat, write_results
+
+# What is said of a line over its seeds, where it has it.
+ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accuracy", "personalized_accuracy_std")
+LOSS = "personalized_loss"
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """What one line of a table is about."""
+
+    title: str
+    name: str  # of its folder
+    settings: Mapping[str, Any]  # what tells it from the others: its method, or the keys of a sweep
+    config: Config
+
+
+@dataclass
+class Grid:
+    """Lines and seeds, and what came out of each."""
+
+    folder: Path
+    lines: Sequence[Line]
+    seeds: tuple[int, ...]
+    summaries: dict[tuple[Line, int], dict[str, Any]] = field(default_factory=dict)
+    failures: dict[tuple[Line, int], Failure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Seed by seed: what is stopped half-way has a whole table of fewer seeds.
+        self.cells = {self._cell(line, seed): (line, seed) for seed in self.seeds for line in self.lines}
+
+    def _cell(self, line: Line, seed: int) -> Cell:
+        several = len(self.seeds) > 1
+        experiment = line.config.experiment.model_copy(update={"seed": seed})
+        title = f"{line.title}, seed {seed}" if several else line.title
+        return Cell(title, replace(line.config, experiment=experiment), self.path(line, seed))
+
+    def path(self, line: Line, seed: int) -> Path:
+        """One seed: the line's folder is the run's."""
+        return self.folder / line.name / f"seed-{seed}" if len(self.seeds) > 1 else self.folder / line.name
+
+    def check(self, way: Way) -> None:
+        """Refuse what cannot be written or would be mixed, before anything runs."""
+        for line in self.lines:
+            place, several = self.folder / line.name, len(self.seeds) > 1
+            if several and (place / CONFIG).is_file():
+                raise UserError(f"{place} holds a run of one seed; allowed: another --out, or one seed")
+            if not several and any(place.glob(f"seed-*/{CONFIG}")):
+                raise UserError(f"{place} holds runs of several seeds; allowed: another --out, or several seeds")
+        check_folders(list(self.cells), way)
+
+    def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
+        """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
+        with CellsProgress(console, list(self.cells), way.jobs) as watch:
+            whole = run_cells(list(self.cells), way, watch, self._add, stop)
+        reasons = {failure.reason for failure in self.failures.values()}
+        if len(self.failures) == len(self.cells) and len(reasons) == 1:
+            failure = next(iter(self.failures.values()))
+            if failure.refused:
+                raise UserError(failure.reason)
+        return whole
+
+    def _add(self, cell: Cell, result: Result) -> None:
+        if isinstance(result, Failure):
+            self.failures[self.cells[cell]] = result
+        else:
+            self.summaries[self.cells[cell]] = result
+            self.write()
+
+    def of(self, line: Line) -> dict[int, dict[str, Any]]:
+        """The summaries of a line, by seed."""
+        return {seed: self.summaries[line, seed] for seed in self.seeds if (line, seed) in self.summaries}
+
+    def measured(self) -> dict[Line, dict[int, dict[str, Any]]]:
+        """The lines of which there is something, in their order."""
+        return {line: found for line in self.lines if (found := self.of(line))}
+
+    @property
+    def regression(self) -> bool:
+        return all(summary["personalized_accuracy"] is None for summary in self.summaries.values())
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """A row a line: over its seeds the mean, the standard deviation, and the ends of a 95 % interval."""
+        summaries, rows = self.summaries.values(), []
+        keys = [
+            key
+            for key in ((LOSS,) if self.regression else ACCURACIES)
+            if any(one[key] is not None for one in summaries)
+        ]
+        for line, found in self.measured().items():
+            rows.append({**line.settings, "seeds": len(found)})
+            for key in keys:
+                rows[-1] |= _over_seeds(key, [one[key] for one in found.values() if one[key] is not None])
+        return rows
+
+    def write(self) -> None:
+        """A row a run: what tells it from others, its seed, and the figures of its summary."""
+        rows = [
+            {**line.settings, "seed": seed, **flat(summary), **line.settings}
+            for line in self.lines
+            for seed, summary in self.of(line).items()
+        ]
+        write_results(rows, self.folder)
+
+    def failed(self) -> list[str]:
+        """A line for each reason, with what it kept from being measured."""
+        groups: dict[str, dict[str, list[int]]] = {}
+        for line, seed in self.cells.values():
+            if failure := self.failures.get((line, seed)):
+                groups.setdefault(failure.reason, {}).setdefault(line.title, []).append(seed)
+        return [f"{names_and_seeds(lines)}: {reason}" for reason, lines in groups.items()]
+
+
+def _over_seeds(key: str, values: Sequence[float]) -> dict[str, float | None]:
+    found = interval(values) if values else None
+    parts = {key: "mean", f"{key}.seed_std": "std", f"{key}.low": "low", f"{key}.high": "high"}
+    return {name: getattr(found, part) if found else None for name, part in parts.items()}
+
+
+def names_and_seeds(lines: Mapping[str, Sequence[int]]) -> str:
+    """Names with the same seeds together."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for name, seeds in lines.items():
+        alike.setdefault(tuple(seeds), []).append(name)
+    said = [f"{', '.join(names)} (seed {', '.join(map(str, seeds))})" for seeds, names in alike.items()]
+    return "; ".join(said)
+
+
+def take_seeds(settings: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, dict[str, Any]]:
+    """The seeds that are asked for, if any are, and the other settings."""
+    rest = {key: value for key, value in settings.items() if key != "seeds"}
+    if "seeds" not in settings:
+        return None, rest
+    if "seed" in rest:
+        raise UserError(f"seed={rest['seed']}: seeds are named too; allowed: one of the two")
+    return checked_seeds(settings["seeds"]), rest

@@ -1,0 +1,146 @@
+"""A method over a grid of settings: every combination of the values that keys are given."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from tailorfl.data.extras import picture
+from tailorfl.errors import UserError
+from tailorfl.study.compare import draw_curves
+from tailorfl.study.config import configure, read_settings
+from tailorfl.study.grid import Grid, Line, take_seeds
+from tailorfl.study.panels import draw_line, place_values, scale
+from tailorfl.study.recipe import SAFE
+from tailorfl.study.tables import percent
+from tailorfl.study.tidy import STATISTICS, write_csv
+
+PLOT = "sweep.png"
+LONGEST = 120  # letters in the name of a folder
+VALIDATION, HELD_OUT = "validation_accuracy", "validation_fraction"
+
+
+def read_values(pairs: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each ``key=value,value``: commas outside of brackets, braces and quotes part them."""
+    found: dict[str, list[Any]] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        try:
+            values = yaml.safe_load(f"[{text}]") if equals and key else None
+        except yaml.YAMLError:
+            values = None
+        # What is no list of values may be one, or is refused.
+        found[key] = values or list(read_settings([pair]).values())
+    return found
+
+
+def plan_sweep(
+    method: str, values: Mapping[str, Sequence[Any]], base: Mapping[str, Any]
+) -> tuple[list[Line], tuple[int, ...]]:
+    """A line for each combination, the last key running fastest, and the seeds; ``base`` is set for all."""
+    swept = {key: list(some) for key, some in values.items() if len(some) > 1 and key != "seeds"}
+    single = {key: some[0] for key, some in values.items() if len(some) == 1}
+    if len(values.get("seeds", ())) > 1:  # seeds=0,1 is seeds=[0,1]
+        single["seeds"] = list(values["seeds"])
+    seeds, rest = take_seeds({**base, **single})
+    _check(swept)
+    lines = [_line(method, dict(zip(swept, point, strict=True)), rest) for point in product(*swept.values())]
+    held_out = {line.config.experiment.validation_fraction for line in lines}
+    if len(held_out) > 1 and HELD_OUT not in swept:  # some settings ask for validation data; all train on the same rows
+        return plan_sweep(method, values, {**base, HELD_OUT: max(held_out)})
+    if len({line.name for line in lines}) < len(lines) or max(len(line.name) for line in lines) > LONGEST:
+        lines = [
+            Line(line.title, f"setting-{number}", line.settings, line.config) for number, line in enumerate(lines, 1)
+        ]
+    return lines, seeds or (lines[0].config.experiment.seed,)
+
+
+def _check(swept: Mapping[str, Sequence[Any]]) -> None:
+    if not swept:
+        raise UserError("no key has several values; allowed: tailor sweep METHOD key=a,b [key=c,d] [key=value ...]")
+    for key, instead in (("seed", "seeds=[...]"), ("method", "tailor compare METHOD METHOD")):
+        if key in swept:
+            raise UserError(f"{key}={shown(swept[key])}: not a setting to choose; allowed: {instead}")
+    for key, values in swept.items():
+        twice = [value for place, value in enumerate(values) if value in values[:place]]
+        if twice:
+            raise UserError(f"{key}={shown(values)}: {shown(twice[0])} is named twice; allowed: each value once")
+
+
+def _line(method: str, point: Mapping[str, Any], rest: Mapping[str, Any]) -> Line:
+    said = [f"{key}={shown(value)}" for key, value in point.items()]
+    name = ",".join(said)
+    safe = "".join(letter if SAFE.fullmatch(letter) or letter in "=,._+-" else "-" for letter in name)
+    return Line(" ".join(said), safe, {"method": method, **point}, configure(method, {**rest, **point}))
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) + "}"
+    return "null" if value is None else str(value)
+
+
+def swept_keys(lines: Sequence[Line]) -> list[str]:
+    return [key for key in lines[0].settings if key != "method"]
+
+
+def best(grid: Grid) -> Line | None:
+    """The setting with the highest validation accuracy, the mean over seeds; never by test data.
+
+    None where there is no validation data. A setting of which a run is missing does not compete.
+    """
+    found = {line: [one[VALIDATION] for one in runs.values()] for line, runs in grid.measured().items()}
+    whole = {line: some for line, some in found.items() if len(some) == len(grid.seeds) and None not in some}
+    return max(whole, key=lambda line: fmean(whole[line])) if whole else None
+
+
+def choice(grid: Grid) -> str:
+    """The best setting in a line, or why none can be named."""
+    chosen = best(grid)
+    if chosen is not None:
+        found = percent(fmean(one[VALIDATION] for one in grid.of(chosen).values()))
+        over = f", mean over {len(grid.seeds)} seeds" if len(grid.seeds) > 1 else ""
+        return f"best by validation accuracy: {chosen.title} ({found} %{over})"
+    if grid.regression:
+        return "no setting is chosen: a regression has no validation accuracy, and test data is not to choose by"
+    if any(one[VALIDATION] is not None for one in grid.summaries.values()):
+        return "no setting is chosen: of each a run is missing"
+    return (
+        "no setting is chosen: there is no validation data, and test data is not to choose by; "
+        "allowed: a validation_fraction above 0"
+    )
+
+
+def write_statistics(grid: Grid) -> None:
+    """A row a setting: intervals over seeds."""
+    write_csv(grid.statistics(), grid.folder / STATISTICS)
+
+
+def draw_sweep(grid: Grid, path: Path) -> None:
+    """How clients are served over the values of the key; curves over rounds where several keys are swept."""
+    found, keys = grid.measured(), swept_keys(grid.lines)
+    if len(keys) > 1:
+        return draw_curves({line.title: [grid.path(line, seed) for seed in runs] for line, runs in found.items()}, path)
+    [key] = keys
+    places = place_values({shown(line.settings[key]): line.settings[key] for line in found})
+    named = {"test loss": "personalized_loss"} if grid.regression else {"test": "personalized_accuracy"}
+    named |= {"validation": VALIDATION}
+    with picture(path, (6, 4)) as figure:
+        axes = figure.subplots()
+        for number, (name, measure) in enumerate(named.items()):
+            values = {line: [one[measure] for one in runs.values()] for line, runs in found.items()}
+            there = {line: own for line, own in values.items() if None not in own}
+            if there:
+                draw_line(axes, name, number, {places[shown(line.settings[key])]: own for line, own in there.items()})
+        axes.set(xlabel=key, ylabel="loss" if grid.regression else "accuracy")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        scale(axes, places)

@@ -1,0 +1,70 @@
+"""Results as one tidy table, a row a run: CSV, and Parquet where pyarrow is installed."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailorfl.data.atomic import whole_file
+from tailorfl.data.extras import import_extra
+from tailorfl.errors import UserError
+
+RESULTS, PARQUET = "results.csv", "results.parquet"  # a row a run
+STATISTICS = "statistics.csv"  # a row for what is told from others, or compared with them
+
+Row = Mapping[str, Any]
+
+
+def write_results(rows: Sequence[Row], folder: Path, names: Sequence[str] = ()) -> None:
+    """Both files, whole or not at all; without pyarrow no Parquet file stays behind that says something else.
+
+    ``names`` are the first columns, which are there without a row too.
+    """
+    write_csv(rows, folder / RESULTS, names)
+    try:
+        _write_parquet(rows, folder / PARQUET, names)
+    except UserError:
+        (folder / PARQUET).unlink(missing_ok=True)
+
+
+def write_csv(rows: Sequence[Row], path: Path, names: Sequence[str] = ()) -> None:
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=columns_of(rows, names))
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+
+
+def _write_parquet(rows: Sequence[Row], path: Path, names: Sequence[str]) -> None:
+    purpose = "writing Parquet"
+    arrow = import_extra("pyarrow", "parquet", purpose)
+    parquet = import_extra("pyarrow.parquet", "parquet", purpose)
+    columns = {name: _of_one_type([row.get(name) for row in rows]) for name in columns_of(rows, names)}
+    with whole_file(path) as temporary:
+        parquet.write_table(arrow.table(columns), temporary)
+
+
+def columns_of(rows: Sequence[Row], names: Sequence[str] = ()) -> list[str]:
+    """The names of all rows, in the order in which they first appear."""
+    return list(dict.fromkeys([*names, *(key for row in rows for key in row)]))
+
+
+def flat(summary: Row) -> dict[str, Any]:
+    """The single figures of a summary, those of groups under the names that a measure gives them."""
+    named = {key: value.items() for key, value in summary.items() if isinstance(value, dict)}
+    parts = {f"{key}.{name}": value for key, values in named.items() for name, value in values}
+    return {key: value for key, value in {**summary, **parts}.items() if not isinstance(value, list | dict)}
+
+
+def _cell(value: Any) -> Any:
+    """What is no single value, such as a list that is an option, as JSON."""
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _of_one_type(values: Sequence[Any]) -> list[Any]:
+    cells = [_cell(value) for value in values]
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if len(kinds) <= 1:
+        return cells
+    kind = float if kinds == {int, float} else str
+    return [None if cell is None else kind(cell) for cell in cells]

@@ -1,0 +1,196 @@
+"""Cells side by side: each in a process of its own, with its share of the cores."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailorfl.study.cells import Cell, Ended, Failure, Stop, Watch, Way, execute
+from tailorfl.study.config import configure
+
+SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
+LISTEN = 0.2  # seconds between two looks at whether to stop
+PATIENCE = 10.0  # seconds for a process to end after its last cell
+ROUND, LOG, ENDED = "round", "log", "ended"  # what a process tells
+
+Message = tuple[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def side_by_side(cells: Sequence[Cell], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
+    """Run cells in ``way.jobs`` processes; False if it was stopped before all had ended.
+
+    The threads of this process are divided among them. A process that dies takes its cell with it, and no other.
+    """
+    pool = _Pool(cells, way, watch, end)
+    try:
+        while pool.waiting or pool.workers:
+            if stop():
+                pool.ask_to_stop()
+            pool.fill()
+            pool.listen()
+    finally:
+        for worker in pool.workers:  # after a second Ctrl-C, or an error here; a run can be killed at any moment
+            worker.process.kill()
+            worker.close()
+    return pool.ended == len(cells)
+
+
+class _Pool:
+    """The cells that wait, and the processes with those that run."""
+
+    def __init__(self, cells: Sequence[Cell], way: Way, watch: Watch, end: Ended) -> None:
+        self.way, self.watch, self.end = way, watch, end
+        self.waiting, self.workers, self.ended = deque(cells), list[_Worker](), 0
+        self.stopping = False
+        self.threads = max(1, torch.get_num_threads() // way.jobs)
+
+    def fill(self) -> None:
+        while self.waiting and len(self.workers) < self.way.jobs:
+            self.workers.append(_Worker(self.way, self.threads))
+            self._next(self.workers[-1])
+
+    def listen(self) -> None:
+        """What the processes tell, one message of each."""
+        speaking = wait([worker.pipe for worker in self.workers], LISTEN)
+        for worker in [one for one in self.workers if one.pipe in speaking]:
+            kind, told = worker.hear()
+            if kind == ROUND:
+                self.watch.round(worker.cell, told)
+            elif kind == LOG:
+                level, text = told
+                log.log(level, "%s: %s", worker.cell.title, text)
+            else:
+                self._over(worker, told)
+
+    def _over(self, worker: "_Worker", result: Any) -> None:
+        if result is not None:  # else it was stopped
+            self.ended += 1
+            self.end(worker.cell, result)
+        if self.waiting and not worker.dead:
+            self._next(worker)
+        else:
+            self.workers.remove(worker)
+            worker.close()
+
+    def _next(self, worker: "_Worker") -> None:
+        cell = self.waiting.popleft()
+        self.watch.begun(cell)
+        worker.give(cell)
+
+    def ask_to_stop(self) -> None:
+        if not self.stopping:
+            self.stopping = True
+            self.waiting.clear()
+            for worker in self.workers:
+                worker.send(None)
+
+
+class _Worker:
+    """A process that runs one cell after the other."""
+
+    cell: Cell
+
+    def __init__(self, way: Way, threads: int) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        level = logging.getLogger("tailorfl").getEffectiveLevel()
+        self.process = SPAWN.Process(target=_work, args=(theirs, way, threads, level), daemon=True)
+        with _deaf():
+            self.process.start()
+        theirs.close()
+        self.dead = False
+
+    def give(self, cell: Cell) -> None:
+        self.cell = cell
+        self.send((cell.config.flat(), str(cell.folder)))
+
+    def send(self, what: Any) -> None:
+        with suppress(OSError):  # it died; hear() will say so
+            self.pipe.send(what)
+
+    def hear(self) -> Message:
+        try:
+            message: Message = self.pipe.recv()
+            return message
+        except (EOFError, OSError):
+            self.dead = True
+            self.process.join(PATIENCE)
+            return ENDED, Failure(f"its process {_how_it_ended(self.process.exitcode)}")
+
+    def close(self) -> None:
+        self.pipe.close()  # at which it ends
+        self.process.join(PATIENCE)
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+
+
+def _how_it_ended(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"was killed ({name}{'; is there enough memory?' if name == 'SIGKILL' else ''})"
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started meanwhile does not hear Ctrl-C: the command hears it, and says when to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# In the process.
+
+
+def _work(pipe: Connection, way: Way, threads: int, level: int) -> None:
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
+    torch.set_num_threads(threads)
+    voice = _Voice(pipe)
+    logging.basicConfig(level=logging.WARNING, handlers=[voice], force=True)
+    logging.getLogger("tailorfl").setLevel(level)
+    logging.captureWarnings(True)
+    with suppress(EOFError, OSError):  # the command was killed
+        while (task := pipe.recv()) is not None:
+            settings, folder = task
+            cell = Cell("", configure(settings["method"], settings), Path(folder))
+            # Whatever comes while a cell runs is the wish to stop, the end of the pipe too.
+            voice.tell(ENDED, execute(cell, way, lambda line: voice.tell(ROUND, line), pipe.poll))
+
+
+def _end_with_the_command() -> None:
+    """Where the command is killed its runs are too: who resumes it must not find them at work in their folders."""
+    command = multiprocessing.parent_process()
+    assert command is not None
+    wait([command.sentinel])
+    os._exit(1)
+
+
+class _Voice(logging.Handler):
+    """Tells the command what happens here, the log included."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self.pipe, self.turn = pipe, threading.Lock()  # threads that train clients may log
+
+    def tell(self, kind: str, what: Any) -> None:
+        with self.turn, suppress(OSError):  # nobody listens any more: the run stops after this round
+            self.pipe.send((kind, what))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tell(LOG, (record.levelno, record.getMessage()))

@@ -1,0 +1,251 @@
+"""Sweeps: what is typed, what runs, and what is chosen by which data."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from study_runs import SMALL, Tailor, identical, pairs
+
+from tailorfl.errors import UserError
+from tailorfl.study.grid import Grid
+from tailorfl.study.sweep import best, choice, plan_sweep, read_values, shown
+from tailorfl.study.tables import percent
+
+# What is typed.
+
+
+@pytest.mark.parametrize(
+    ("pair", "values"),
+    [
+        ("lr=0.1,0.01", [0.1, 0.01]),
+        ("lr=0.1", [0.1]),
+        ("network=mlp, linear", ["mlp", "linear"]),
+        ("data=csv:a.csv,csv:b.csv", ["csv:a.csv", "csv:b.csv"]),
+        ("data='csv:a,b.csv'", ["csv:a,b.csv"]),
+        ("flag=true,false", [True, False]),
+        ("alpha=null,0.5", [None, 0.5]),
+        ("everyone_in=[1,-1],[2]", [[1, -1], [2]]),
+        ("everyone_in=[1,-1]", [[1, -1]]),
+        ("network_options={hidden: [8]},{hidden: [4, 4]}", [{"hidden": [8]}, {"hidden": [4, 4]}]),
+        ("lr=0.1,", [0.1]),
+        ("glove=", [None]),
+    ],
+)
+def test_commas_outside_of_brackets_and_quotes_part_values(pair: str, values: list[Any]) -> None:
+    assert read_values([pair]) == {pair.partition("=")[0]: values}
+
+
+SCALARS = st.booleans() | st.integers(-999, 999) | st.floats(0.001, 99).map(lambda one: round(one, 3)) | st.none()
+WORDS = st.from_regex(r"[a-z]{2,5}-[a-z0-9]{1,4}", fullmatch=True)
+VALUES = st.lists(SCALARS | WORDS | st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@given(st.dictionaries(st.sampled_from(["lr", "alpha", "network"]), VALUES, min_size=1))
+def test_values_are_read_as_they_are_shown(values: dict[str, list[Any]]) -> None:
+    assert read_values([f"{key}={','.join(map(shown, some))}" for key, some in values.items()]) == values
+
+
+@given(st.text(st.sampled_from("ab=,:[]{}'\"#&*!|> -\\%@`~?"), max_size=12))
+def test_whatever_is_typed_gives_values_or_one_line(text: str) -> None:
+    refused = ""
+    try:
+        found = read_values([text])
+    except UserError as error:
+        found, refused = {}, str(error)
+    assert bool(found) != bool(refused)
+    assert len(refused.splitlines()) <= 1
+    assert all(isinstance(values, list) and values for values in found.values())
+
+
+# What runs.
+
+
+def planned(*typed: str, method: str = "fedper", **base: Any) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+    lines, seeds = plan_sweep(method, read_values(typed), {**SMALL, **base})
+    return [{key: line.config.flat()[key] for key in line.settings} for line in lines], seeds
+
+
+def test_every_combination_is_run_the_last_key_fastest() -> None:
+    points, seeds = planned("lr=0.1,0.2", "rounds=3", "local_epochs=1,2,3", seed=7)
+    assert [(point["lr"], point["local_epochs"]) for point in points] == [
+        (lr, epochs) for lr in (0.1, 0.2) for epochs in (1, 2, 3)
+    ]
+    assert seeds == (7,)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4, unique=True),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True),
+)
+def test_there_are_as_many_folders_as_combinations(epochs: list[int], batches: list[int]) -> None:
+    typed = [f"local_epochs={','.join(map(str, epochs))}", f"batch_size={','.join(map(str, batches))}"]
+    lines, _ = plan_sweep("fedper", read_values(typed), SMALL)
+    assert len({line.name for line in lines}) == len({line.title for line in lines}) == len(epochs) * len(batches)
+    assert all(Path(line.name).name == line.name for line in lines), "no name leads out of the folder"
+
+
+@pytest.mark.parametrize("typed", ["seeds=0,2", "seeds=[0,2]"])
+def test_seeds_are_not_swept_over(typed: str) -> None:
+    points, seeds = planned("lr=0.1,0.2", typed)
+    assert (len(points), seeds) == (2, (0, 2))
+
+
+def test_folders_are_numbered_where_values_are_no_names() -> None:
+    long = [f"network_options={{hidden: [{','.join(['8'] * k)}]}}" for k in (60, 61)]
+    lines, _ = plan_sweep("fedper", {"network_options": [read_values([one])["network_options"][0] for one in long]}, {})
+    assert [line.name for line in lines] == ["setting-1", "setting-2"]
+    alike, _ = plan_sweep("fedper", read_values(["network=a/b:C,a-b:C"]), {})
+    assert [line.name for line in alike] == ["setting-1", "setting-2"]
+
+
+def test_settings_that_ask_for_validation_data_and_others_train_on_the_same_rows() -> None:
+    lines, _ = plan_sweep("pmixfed", read_values(["accuracy_on=test,validation"]), {})
+    assert [line.config.experiment.validation_fraction for line in lines] == [0.1, 0.1]
+    swept, _ = plan_sweep("pmixfed", read_values(["validation_fraction=0.2,0.3"]), {})
+    assert [line.config.experiment.validation_fraction for line in swept] == [0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("", "no method is named"),
+        ("lr=0.1,0.2", "no method is named"),
+        ("nope lr=0.1,0.2", "unknown method 'nope'"),
+        ("fedper", "no key has several values"),
+        ("fedper lr=0.1 seeds=3", "no key has several values"),
+        ("fedper lr=0.1,0.2,0.1", "lr=[0.1,0.2,0.1]: 0.1 is named twice"),
+        ("fedper seed=0,1", "allowed: seeds="),
+        ("fedper method=fedper,local", "allowed: tailor compare"),
+        ("fedper lr=0.1,-1", "lr=-1"),
+        ("fedper lrr=0.1,0.2", "unknown key 'lrr' for fedper; did you mean lr?"),
+        ("fedper lr=0.1,0.2 fedavg", "'fedavg' is not a setting"),
+        ("fedper lr=0.1,0.2 clients=5000 --out out", "clients=5000"),
+        ("fedper lr=0.1,0.2 --jobs 0", "--jobs"),
+        ("fedper lr=0.1,0.2 --resume", "--resume needs --out, the folder of the sweep"),
+        ("fedper lr=0.1,0.2 --config none.yaml", "none.yaml"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    arguments: str, named: str, study: Tailor, tmp_path: Path
+) -> None:
+    status, _, err = study("sweep", *arguments.split())
+    assert (status, err.count("\n")) == (2, 1), err
+    assert named in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# What comes out.
+
+QUICK = (*pairs(), "-q", "--out", "out")
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def test_a_sweep_of_one_key_chooses_by_validation_data(study: Tailor, tmp_path: Path) -> None:
+    arguments = ("fedper", "lr=0.001,0.1,0.3", "seeds=2", "validation_fraction=0.3", *QUICK)
+    status, out, err = study("sweep", *arguments)
+    assert (status, err) == (0, "")
+    rows = read(tmp_path / "out/results.csv")
+    assert [(row["lr"], row["seed"]) for row in rows] == [(lr, seed) for lr in ("0.001", "0.1", "0.3") for seed in "01"]
+    means: dict[str, float] = {}
+    for row in rows:
+        found = summary(tmp_path / "out" / f"lr={row['lr']}" / f"seed-{row['seed']}")
+        assert float(row["validation_accuracy"]) == found["validation_accuracy"]
+        assert float(row["personalized_accuracy"]) == found["personalized_accuracy"]
+        means[row["lr"]] = means.get(row["lr"], 0.0) + found["validation_accuracy"] / 2
+    chosen = max(means, key=means.__getitem__)
+    assert f"best by validation accuracy: lr={chosen} ({percent(means[chosen])} %, mean over 2 seeds)" in out
+    assert "results: out/results.csv\npicture: out/sweep.png\n" in out
+    assert (tmp_path / "out/sweep.png").read_bytes().startswith(b"\x89PNG")
+    statistics = read(tmp_path / "out/statistics.csv")
+    assert [row["lr"] for row in statistics] == ["0.001", "0.1", "0.3"]
+    assert float(statistics[1]["validation_accuracy"]) == pytest.approx(means["0.1"])
+    alone = yaml.safe_load((tmp_path / "out/lr=0.1/seed-1/config.yaml").read_text())
+    assert (alone["lr"], alone["seed"]) == (0.1, 1)
+    # One that was killed goes on with what is missing.
+    (tmp_path / "out/lr=0.3/seed-1/summary.json").unlink()
+    status, again, _ = study("sweep", *arguments, "--resume")
+    assert (status, again) == (0, out)
+
+
+def test_without_validation_data_nothing_is_chosen(study: Tailor, tmp_path: Path) -> None:
+    status, out, _ = study("sweep", "fedper", *QUICK, "lr=0.01,0.1", "local_epochs=1,2")
+    assert status == 0
+    assert "no setting is chosen: there is no validation data, and test data is not to choose by" in out
+    assert "best" not in out
+    assert (tmp_path / "out/sweep.png").is_file(), "with several keys curves over rounds are drawn"
+    assert sorted(path.name for path in (tmp_path / "out").glob("*=*")) == [
+        f"local_epochs={epochs},lr={lr}" for epochs in (1, 2) for lr in ("0.01", "0.1")
+    ]
+
+
+def test_a_regression_is_swept_by_its_losses_and_nothing_is_chosen(study: Tailor, tmp_path: Path) -> None:
+    own = pairs(data="synthetic-regression", partition="natural", samples=12, samples_per_client=None)
+    status, out, _ = study("sweep", "local", "lr=0.01,0.1", *own, "validation_fraction=0.2", "-q", "--out", "out")
+    assert status == 0
+    assert "no setting is chosen: a regression has no validation accuracy" in out
+    assert (tmp_path / "out/sweep.png").is_file()
+
+
+def grid(figures: dict[tuple[float, int], tuple[float | None, float]], seeds: tuple[int, ...] = (0, 1)) -> Grid:
+    """A sweep of lr whose runs came to these validation and test accuracies."""
+    lines, _ = plan_sweep("fedper", {"lr": [0.1, 0.2, 0.3]}, SMALL)
+    made = Grid(Path("nowhere"), lines, seeds)
+    by_value = {line.settings["lr"]: line for line in lines}
+    for (lr, seed), (validation, test) in figures.items():
+        made.summaries[by_value[lr], seed] = {"validation_accuracy": validation, "personalized_accuracy": test}
+    return made
+
+
+def test_the_choice_is_by_the_mean_over_seeds_of_validation_data_alone() -> None:
+    figures = {(0.1, 0): (0.9, 0.1), (0.1, 1): (0.5, 0.1), (0.2, 0): (0.8, 0.0), (0.2, 1): (0.8, 0.0)}
+    made = grid({**figures, (0.3, 0): (0.1, 1.0), (0.3, 1): (0.1, 1.0)})
+    chosen = best(made)
+    assert chosen is not None
+    assert chosen.settings["lr"] == 0.2
+    assert choice(made) == "best by validation accuracy: lr=0.2 (80.00 %, mean over 2 seeds)"
+
+
+def test_a_setting_of_which_a_run_is_missing_does_not_compete() -> None:
+    made = grid({(0.1, 0): (1.0, 0.1), (0.2, 0): (0.5, 0.1), (0.2, 1): (0.5, 0.1)})
+    chosen = best(made)
+    assert chosen is not None
+    assert chosen.settings["lr"] == 0.2
+    assert choice(grid({(0.1, 0): (1.0, 0.1)})) == "no setting is chosen: of each a run is missing"
+    assert best(grid({(0.1, 0): (None, 0.1), (0.1, 1): (None, 0.2)})) is None
+
+
+def test_settings_that_cannot_run_are_named_and_the_others_are_measured(
+    study: Tailor, tmp_path: Path, quick_workers: None
+) -> None:
+    arguments = ("sweep", "local", *pairs(), "clients_per_round=2,9,3", "-q", "--out")
+    status, out, err = study(*arguments, "out", "--jobs", "2")
+    assert status == 1
+    assert err == (
+        "not measured: clients_per_round=9 (seed 0): clients_per_round=9: allowed are 1 to 5, the clients that train\n"
+    )
+    assert [row["clients_per_round"] for row in read(tmp_path / "out/results.csv")] == ["2", "3"]
+    assert "results: out/results.csv" in out
+    assert study(*arguments, "alone")[0] == 1
+    for name in ("clients_per_round=2", "clients_per_round=3"):
+        assert identical(tmp_path / "out" / name, tmp_path / "alone" / name)
+
+
+def test_shown_values_are_those_that_yaml_reads() -> None:
+    for value in (True, None, 3, 0.5, "word", [1, [2, "a"]], {"hidden": [8, 4], "flag": False}):
+        assert yaml.safe_load(shown(value)) == value
+    assert math.isclose(yaml.safe_load(shown(0.1 + 0.2)), 0.3)
