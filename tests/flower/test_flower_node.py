@@ -80,6 +80,15 @@ def test_a_stranger_that_comes_later_is_told_to_wait(tmp_path: Path, caplog: pyt
     assert {line["selected"] for line in rounds_of(tmp_path / "flower")} == {3}
 
 
+def test_columns_in_another_order_are_refused_before_the_first_round(tmp_path: Path) -> None:
+    grid = sites(tmp_path)
+    path = tmp_path / "clinic-c.csv"
+    path.write_text(path.read_text().replace("age,dose", "dose,age"))
+    with pytest.raises(UserError, match="the columns of clinic-c and clinic-a differ in name or order"):
+        serve_on(grid)
+    assert not (tmp_path / "flower" / "rounds.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

@@ -34,6 +34,7 @@ class Form:
     words: str = ""  # a digest of the vocabulary: the same number must be the same word everywhere
     vectors: bool = False  # whether words have vectors from a file
     metric: str = "voc07"
+    columns: str = ""  # a digest of the names of a table's columns: the same place must be the same column everywhere
 
     @staticmethod
     def of(data: FederatedData) -> "Form":
@@ -47,13 +48,14 @@ class Form:
             words=_digest(data.vocabulary) if data.vocabulary else "",
             vectors=data.vectors is not None,
             metric=data.metric,
+            columns=_digest([column.name for column in data.reading.columns]) if data.kind == "features" else "",
         )
 
     @staticmethod
     def read(found: Any) -> "Form":
         """What a message says; a ValueError or TypeError where it is no form."""
         form = Form(**{**found, "shape": tuple(found["shape"])})
-        _check_types(form, str, "kind", "names", "words", "metric")
+        _check_types(form, str, "kind", "names", "words", "metric", "columns")
         _check_types(form, bool, "detection", "vectors")
         _check_counts(form.classes, form.vocabulary, *form.shape)
         return form
@@ -234,4 +236,6 @@ def _difference(site: Site, other: Site) -> str:
             f"the classes of {site.name} and {other.name} differ in name or order; "
             "allowed: the same, which class_names in the experiment sees to"
         )
+    if what == "columns":
+        return f"the columns of {site.name} and {other.name} differ in name or order; allowed: the same in the same order"
     return f"the data of {site.name} have {what} {mine[what]}, those of {other.name} {theirs[what]}; allowed: the same"
