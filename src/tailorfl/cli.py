@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,9 +14,24 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tailorfl import __version__
-from tailorfl.console import ConfigFile, DataDir, Quiet, Resume, Settings, err, fresh, out, show_log, stopped
+from tailorfl.commands import compare, gather, reproduce, sweep
+from tailorfl.console import (
+    ConfigFile,
+    DataDir,
+    Loggers,
+    Page,
+    Quiet,
+    Resume,
+    Settings,
+    err,
+    fresh,
+    out,
+    show_log,
+    stopped,
+)
 from tailorfl.errors import UserError
 from tailorfl.flower.commands import flower_app
+from tailorfl.report.commands import report, serve, show_page
 
 app = typer.Typer(
     help="Personalized federated learning: every client gets a model of its own.",
@@ -51,6 +66,8 @@ def run(
     resume: Resume = False,
     force: Force = False,
     quiet: Quiet = False,
+    loggers: Loggers = None,
+    page: Page = True,
 ) -> None:
     """Train one method and write the results into a folder."""
     from tailorfl.study.config import configure, read_settings
@@ -75,59 +92,23 @@ def run(
     checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
     folder = out_dir or fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
     with StopOnInterrupt(err) as stop:
-        summary = _run(checked, folder, data_dir, resume, force, quiet, stop)
+        summary = _run(checked, folder, data_dir, resume, force, quiet, stop, loggers or ())
     if summary is None:
         stopped(f"tailor run --resume --out {folder}")
     out.print(summary_table([summary]))
     if "stages" in summary:
         out.print(stage_table(summary))
     out.print(f"results: {folder}", highlight=False, soft_wrap=True)
+    if page:
+        show_page(folder)
 
 
-@app.command()
-def compare(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="METHOD|KEY=VALUE", help="Methods, then settings.")
-    ] = None,
-    config: ConfigFile = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="The comparison's folder.")] = None,
-    data_dir: DataDir = None,
-    resume: Resume = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train several methods on the same federation and set them side by side."""
-    from tailorfl.study.compare import PLOT, configure_all, draw_curves, run_all, write_table
-    from tailorfl.study.config import read_settings
-    from tailorfl.study.progress import StopOnInterrupt
-    from tailorfl.study.tables import summary_table
-
-    show_log(quiet)
-    names = [argument for argument in arguments or () if "=" not in argument]
-    read = read_settings([argument for argument in arguments or () if "=" in argument], config)
-    if not names:
-        raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
-    configs = configure_all(names, read)
-    folder = out_dir or fresh(f"compare-{configs[0].experiment.data}-seed{configs[0].experiment.seed}")
-    if resume and out_dir is None:
-        raise UserError("--resume needs --out, the folder of the comparison")
-    folders = {config.method_name: folder / config.method_name.replace(":", ".") for config in configs}
-    taken = [str(path) for path in folders.values() if path.exists() and any(path.iterdir())]
-    if taken and not (resume or force):
-        raise UserError(f"{taken[0]} exists; allowed: another --out, --resume to go on, --force to replace")
-
-    with StopOnInterrupt(err) as stop:
-
-        def one(checked: Any, path: Path) -> dict[str, Any] | None:
-            return _run(checked, path, data_dir, resume, force, quiet, stop)
-
-        summaries = run_all(configs, folder, one, lambda: stop.wanted)
-    if summaries is None:
-        stopped(f"the same command with --resume --out {folder}")
-    table = write_table(summaries, folder)
-    out.print(summary_table(summaries))
-    out.print(f"results: {table}", highlight=False, soft_wrap=True)
-    _draw(lambda path: draw_curves(folders, path), folder / PLOT)
+app.command()(compare)
+app.command()(sweep)
+app.command()(reproduce)
+app.command()(gather)
+app.command()(report)
+app.command()(serve)
 
 
 @app.command()
@@ -148,6 +129,33 @@ def export(
     show_log(quiet=True)
     written = write(folder, client, out_dir, data_dir, force, show)
     out.print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that 'tailor export' has written.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, folders, tables, texts, arrays.")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="A CSV file for the predictions.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Inputs that are computed at once.")] = 64,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, help="The likeliest classes; of a detector: objects an image.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", min=0, max=1, help="Probability of what a detector finds (0.5).")
+    ] = None,
+) -> None:
+    """Run an exported model on files, without a run and its data."""
+    from tailorfl.study import predict as predictions
+
+    show_log(quiet=True)
+    found = predictions.predict(model, inputs, batch_size, top, threshold)
+    if out_file:
+        rows = predictions.write_csv(found, out_file, err)
+        out.print(f"written: {out_file} ({rows:,} rows)", highlight=False, markup=False, soft_wrap=True)
+    elif out.is_terminal:
+        out.print(predictions.as_table(found))
+    else:
+        predictions.print_csv(found, err)
 
 
 @app.command()
@@ -177,102 +185,6 @@ def draw(
     else:
         draw_detections(folder, client, path, images, threshold, data_dir)
     out.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command()
-def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="A study, or a recipe's file; without one, all are listed.")
-    ] = None,
-    settings: Settings = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="The folder of the results.")] = None,
-    options: Annotated[bool, typer.Option("--options", help="Show the study's options or cells; run nothing.")] = False,
-    data_dir: DataDir = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped or killed.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a study that is there.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure a figure or table of a paper again."""
-    from tailorfl.study import reproduce as studies
-    from tailorfl.study.config import read_settings
-    from tailorfl.study.recipe import Recipe
-
-    if name is None:
-        return out.print(studies.studies_table())
-    study = studies.find_study(name)
-    if isinstance(study, Recipe):
-        given = read_settings(settings or [])
-        return _reproduce_recipe(name, study, given, out_dir, data_dir, options, resume, force, quiet)
-    if options:
-        return out.print(studies.options_table(name, study.options))
-    if resume:
-        raise UserError(f"--resume: {name} is computed in one go; allowed: --force to replace it")
-    checked = studies.read_options(name, read_settings(settings or []))
-    folder = out_dir or fresh(name)
-    studies.check_folder(folder, force)
-    with studies.progress(Console(stderr=True, quiet=True) if quiet else err, name) as show:
-        rows = study.run(checked, show)
-    written = studies.write(rows, checked, name, folder)
-    for table in study.tables(rows, checked):
-        out.print(table)
-    out.print(f"results: {written}", highlight=False, soft_wrap=True)
-    if picture := study.picture:
-        _draw(lambda path: picture(rows, checked, path), written.with_suffix(".png"))
-
-
-def _reproduce_recipe(
-    name: str,
-    recipe: Any,
-    given: dict[str, Any],
-    out_dir: Path | None,
-    data_dir: Path | None,
-    options: bool,
-    resume: bool,
-    force: bool,
-    quiet: bool,
-) -> None:
-    """A study that consists of runs; exit status 1 if any of them failed."""
-    from tailorfl.study import reproduce as studies
-    from tailorfl.study.outcome import RESULTS, TABLE, claim_lines, draw, heading, terminal_tables
-    from tailorfl.study.progress import StopOnInterrupt
-    from tailorfl.study.recipe import plan
-
-    show_log(quiet)
-    if resume and out_dir is None:
-        raise UserError("--resume needs --out, the folder of the study")
-    if resume and out_dir is not None and not force:
-        given = studies.resumed_options(recipe, given, out_dir)
-    planned = plan(recipe, given)
-    if options:
-        out.print(studies.cells_table(planned))
-        said = [f"claim: {claim.sentence(recipe)}" for claim in recipe.claims] + [f"open: {one}" for one in recipe.open]
-        for line in said:
-            out.print(line, highlight=False, markup=False)
-        return
-    folder = out_dir or fresh(recipe.name)
-    if force or not resume:
-        studies.check_folder(folder, force)
-    studies.begin(planned, folder, force)
-    with StopOnInterrupt(err) as stop:
-        shown = Console(stderr=True, quiet=True) if quiet else err
-        outcome = studies.run_cells(planned, folder, data_dir, resume and not force, shown, lambda: stop.wanted)
-    if outcome is None:
-        stopped(f"tailor reproduce {name} --resume --out {folder}")
-    for line in heading(outcome):
-        out.print(line, highlight=False, markup=False)
-    for table in terminal_tables(outcome, out.width):
-        out.print(table)
-    for line in claim_lines(outcome):
-        out.print(line, highlight=False, markup=False)
-    out.print(f"results: {folder / TABLE}, {folder / RESULTS}", highlight=False, soft_wrap=True)
-    if recipe.kind != "table" and outcome.summaries:
-        _draw(lambda path: draw(outcome, path), folder / studies.picture_of(planned))
-    for line in outcome.notes:
-        err.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
-    for line in outcome.failed():
-        err.print(f"not measured: {line}", highlight=False, markup=False, soft_wrap=True)
-    if outcome.failures:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -385,24 +297,28 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _run(
-    checked: Any, folder: Path, data_dir: Path | None, resume: bool, force: bool, quiet: bool, stop: Any
+    checked: Any,
+    folder: Path,
+    data_dir: Path | None,
+    resume: bool,
+    force: bool,
+    quiet: bool,
+    stop: Any,
+    loggers: Sequence[str] = (),
 ) -> dict[str, Any] | None:
+    from tailorfl.study.loggers import Logs
     from tailorfl.study.progress import RunProgress
     from tailorfl.study.run import Run
 
     # One console for the bar and the log: lines then go above the bar instead of through it.
     shown = Console(stderr=True, quiet=True) if quiet else err
-    with RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
-        return Run(checked, folder, data_dir, progress, lambda: stop.wanted).execute(resume, force)
-
-
-def _draw(draw: Callable[[Path], None], path: Path) -> None:
-    """Draw a picture where the extra for it is installed."""
-    try:
-        draw(path)
-        out.print(f"picture: {path}", highlight=False, soft_wrap=True)
-    except UserError as missing:
-        err.print(f"no picture: {missing}", highlight=False, markup=False)
+    with (
+        RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress,
+        Logs(loggers, checked, folder, resume, progress) as logs,
+    ):
+        summary = Run(checked, folder, data_dir, logs, lambda: stop.wanted).execute(resume, force)
+        logs.end(summary)
+        return summary
 
 
 def _idea(kind: Any) -> str:

@@ -14,6 +14,8 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="TAILOR_DATA", help="The folder that holds the datasets.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped or killed.")]
+Page = Annotated[bool, typer.Option("--page/--no-page", help="Write the page of the results, report.html.")]
+Loggers = Annotated[list[str] | None, typer.Option("--log", help="Also log to tensorboard, or mlflow; repeatable.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
 
 # What is printed may hold anything a user typed: no :codes: for pictures in it.

@@ -51,11 +51,7 @@ def same(config: Config, folder: Path) -> None:
     assert found["personalized_accuracy"] == pytest.approx(expected["personalized_accuracy"], abs=1e-6)
 
 
-ALWAYS = {"fedavg", "fedper", "ditto", "ppfe", "pfps-lwc", "pflego", "scalablefl", "pmixfed"}
-NOW_AND_THEN = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(methods()) - ALWAYS)]
-
-
-@pytest.mark.parametrize("method", [*sorted(ALWAYS), *NOW_AND_THEN])
+@pytest.mark.parametrize("method", methods())
 def test_every_method_is_the_same_on_flower(method: str, tmp_path: Path) -> None:
     same(small(method, **QUICK.get(method, {})), tmp_path)
 

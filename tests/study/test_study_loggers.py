@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_runs import pairs, rounds, small
+from study_runs import Tailor, pairs, rounds, small
 
 from tailorfl.cli import main
 from tailorfl.errors import UserError
 from tailorfl.study import loggers
-from tailorfl.study.loggers import LOGGERS, Logs, figures
+from tailorfl.study.loggers import LOGGERS, Logs, called, figures
 from tailorfl.study.run import Run
 
 Points = dict[str, list[tuple[int, float]]]
@@ -269,3 +269,23 @@ def test_the_command_takes_loggers_and_refuses_others(
     assert calls == ["start", "line", "line", "end", "close"]
     assert "--log wandb: not known; allowed: mlflow, tensorboard" in capsys.readouterr().err
     assert not Path("2").exists()
+
+
+@needs("tensorboard")
+def test_every_run_of_a_study_is_logged_by_the_process_that_computes_it(
+    study: Tailor, tmp_path: Path, quick_workers: None
+) -> None:
+    settings = ("fedavg", "local", *pairs(), "seeds=2", "-q", "--no-page")
+    assert study("compare", *settings, "--jobs", "2", "--log", "tensorboard", "--out", "out")[0] == 0
+    for method in ("fedavg", "local"):
+        for seed in (0, 1):
+            run = tmp_path / "out" / method / f"seed-{seed}"
+            assert [step for step, _ in tensorboard_points(run)["loss"]] == [line["round"] for line in rounds(run)]
+    status, _, err = study("compare", *settings, "--log", "paper", "--out", "other")
+    assert (status, err) == (2, "tailor: --log paper: not known; allowed: mlflow, tensorboard\n")
+    assert not (tmp_path / "other").exists()
+
+
+def test_runs_of_seeds_have_names_that_tell_them_apart(tmp_path: Path) -> None:
+    assert called(tmp_path / "mine") == "mine"
+    assert called(tmp_path / "out/fedavg/seed-3") == "out/fedavg/seed-3"

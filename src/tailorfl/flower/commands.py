@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from tailorfl.console import ConfigFile, DataDir, Quiet, Resume, Settings, err, fresh, out, show_log, stopped
+from tailorfl.console import ConfigFile, DataDir, Page, Quiet, Resume, Settings, err, fresh, out, show_log, stopped
 from tailorfl.errors import UserError
+from tailorfl.report.commands import show_page
 
 if TYPE_CHECKING:
     from tailorfl.study.config import Config
@@ -49,6 +50,7 @@ def up(
     data_dir: DataDir = None,
     resume: Resume = False,
     quiet: Quiet = False,
+    page: Page = True,
 ) -> None:
     """Try a federation on this machine: a server and its sites as processes of their own."""
     from tailorfl.flower.launch import check_port, program
@@ -72,6 +74,8 @@ def up(
         write_app(app, RunConfig(experiment_text(checked), str(folder), nodes=number, **limits))
         _launch(checked, folder, number, tls, port, data_dir, Console(stderr=True, quiet=True) if quiet else err)
     _show(folder, out)
+    if page:
+        show_page(folder)
 
 
 def _launch(

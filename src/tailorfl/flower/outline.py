@@ -237,5 +237,5 @@ def _difference(site: Site, other: Site) -> str:
             "allowed: the same, which class_names in the experiment sees to"
         )
     if what == "columns":
-        return f"the columns of {site.name} and {other.name} differ in name or order; allowed: the same in the same order"
+        return f"the columns of {site.name} and {other.name} differ in name or order; allowed: the same"
     return f"the data of {site.name} have {what} {mine[what]}, those of {other.name} {theirs[what]}; allowed: the same"

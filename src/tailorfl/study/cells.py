@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.study.config import Config
+from tailorfl.study.loggers import Logs
 from tailorfl.study.run import ERROR, SUMMARY, Run
 
 
@@ -38,6 +39,7 @@ class Way:
     resume: bool = False
     force: bool = False
     jobs: int = 1  # side by side
+    loggers: tuple[str, ...] = ()
 
 
 Result = dict[str, Any] | Failure  # a summary, or why there is none
@@ -102,7 +104,10 @@ def execute(
     error = cell.folder / ERROR
     try:
         error.unlink(missing_ok=True)  # of the last attempt
-        return Run(cell.config, cell.folder, way.data_dir, watch, stop).execute(way.resume, way.force)
+        with Logs(way.loggers, cell.config, cell.folder, way.resume, watch) as logs:
+            summary = Run(cell.config, cell.folder, way.data_dir, logs, stop).execute(way.resume, way.force)
+            logs.end(summary)
+            return summary
     except UserError as problem:
         return Failure(str(problem), refused=True)
     except Exception as problem:  # a fault of the code, of a plug-in or of the machine: the other cells go on

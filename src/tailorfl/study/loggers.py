@@ -196,7 +196,7 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         known = self.client.get_experiment_by_name(name)
         number = known.experiment_id if known else self.client.create_experiment(name)
-        self.run = self.client.create_run(number, run_name=self.folder.resolve().name).info.run_id
+        self.run = self.client.create_run(number, run_name=called(self.folder)).info.run_id
         with whole_file(self.folder / MLFLOW) as temporary:
             temporary.write_text(json.dumps({"run_id": self.run, "experiment": name}) + "\n")
         settings = [self.entities.Param(key, str(value)) for key, value in config.flat().items()]
@@ -207,6 +207,12 @@ class MLflow:
         now = time.time_ns() // 1_000_000
         metrics = [self.entities.Metric(_allowed(name), value, now, step) for name, value in found]
         self.client.log_batch(self.run, metrics=metrics)
+
+
+def called(folder: Path) -> str:
+    """The name of a run: that of its folder; where that is only a seed's, with those above it."""
+    parts = folder.resolve().parts
+    return "/".join(parts[-3:] if parts[-1].startswith("seed-") else parts[-1:])
 
 
 LOGGERS: dict[str, Callable[[Path], Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard}

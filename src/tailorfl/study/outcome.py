@@ -13,7 +13,7 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.study.cells import Failure, Result
 from tailorfl.study.compare import evaluated_rounds
 from tailorfl.study.grid import names_and_seeds
-from tailorfl.study.recipe import Cell, Claim, Plan, Point, Recipe, best_of, folder_of
+from tailorfl.study.recipe import Cell, Claim, Moment, Plan, Point, Recipe, best_of, folder_of
 from tailorfl.study.run import MAY_CHANGE
 from tailorfl.study.statistics import client_figures, holm, interval, over_seeds, paired
 from tailorfl.study.tables import probability
@@ -212,21 +212,25 @@ def published_scores(recipe: Recipe) -> Callable[[Point, int | None], Scores]:
     return scores
 
 
-def verdicts(outcome: Outcome) -> list[tuple[Verdict, Verdict]]:
+def judged(recipe: Recipe, scores: Callable[[Point, int | None], Scores]) -> list[tuple[Verdict, Verdict]]:
     """Each claim against what was measured, and against what was published."""
-    recipe = outcome.plan.recipe
     printed = published_scores(recipe)
-    return [(judge(claim, recipe, outcome.scores), judge(claim, recipe, printed)) for claim in recipe.claims]
+    return [(judge(claim, recipe, scores), judge(claim, recipe, printed)) for claim in recipe.claims]
+
+
+def verdicts(outcome: Outcome) -> list[tuple[Verdict, Verdict]]:
+    return judged(outcome.plan.recipe, outcome.scores)
+
+
+def verdict_line(recipe: Recipe, found: Verdict, printed: Verdict) -> str:
+    """The verdict on a claim, the numbers, and what the published figures say."""
+    numbers = f": {found.numbers(_digits(recipe.percent))}" if found.differences else ""
+    paper = f" [published figures: {printed.word}]" if printed.differences else ""
+    return f"{found.word}: {found.claim.sentence(recipe)}{numbers}{paper}"
 
 
 def claim_lines(outcome: Outcome) -> list[str]:
-    """A line a claim: the verdict, the numbers, and what the published figures say."""
-    lines = []
-    for found, printed in verdicts(outcome):
-        numbers = f": {found.numbers(_digits(outcome.plan.recipe.percent))}" if found.differences else ""
-        paper = f" [published figures: {printed.word}]" if printed.differences else ""
-        lines.append(f"{found.word}: {found.claim.sentence(outcome.plan.recipe)}{numbers}{paper}")
-    return lines
+    return [verdict_line(outcome.plan.recipe, *pair) for pair in verdicts(outcome)]
 
 
 # Client by client.
@@ -309,13 +313,13 @@ def heading(outcome: Outcome) -> list[str]:
     plan, recipe = outcome.plan, outcome.plan.recipe
     what = "Accuracy in %" if recipe.percent else recipe.measure.replace("_", " ").capitalize()
     brackets = "; in brackets the published figure and the difference" if recipe.published else ""
-    seeds = f"mean ± 95 % interval over seeds {', '.join(map(str, plan.seeds))}"
+    seeds = ", ".join(map(str, plan.seeds))
+    over = f"mean ± 95 % interval over seeds {seeds}" if len(plan.seeds) > 1 else f"seed {seeds}"
     lines = [
         f"{recipe.name}: {recipe.title}",
-        f"{what}, {_moment(plan)}, {seeds if len(plan.seeds) > 1 else f'seed {plan.seeds[0]}'}{brackets}.",
+        f"{what}, {moment(recipe, plan.figure)}, {over}{brackets}.",
     ]
-    changed = " ".join(f"{key}={value}" for key, value in plan.changes.items() if key not in MAY_CHANGE)
-    if changed:
+    if changed := settings_of(plan):
         lines.append(f"With settings other than the recipe's: {changed}.")
     done = len(outcome.summaries)
     if done < len(plan.cells):
@@ -323,10 +327,16 @@ def heading(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _moment(plan: Plan) -> str:
-    if plan.figure == "best":
+def settings_of(plan: Plan) -> str:
+    """What the command changed of the recipe."""
+    return " ".join(f"{key}={value}" for key, value in plan.changes.items() if key not in MAY_CHANGE)
+
+
+def moment(recipe: Recipe, figure: Moment) -> str:
+    """Which round the figures of a table are of."""
+    if figure == "best":
         return BEST
-    return "after the last round" if plan.recipe.last == 1 else f"mean of the last {plan.recipe.last} rounds"
+    return "after the last round" if recipe.last == 1 else f"mean of the last {recipe.last} rounds"
 
 
 def markdown(outcome: Outcome) -> str:
@@ -399,7 +409,7 @@ def _cells(outcome: Outcome) -> list[dict[str, Any]]:
                     "row": row,
                     "column": column,
                     "measure": recipe.measure_of(row, column),
-                    "figure": _moment(plan),
+                    "figure": moment(recipe, plan.figure),
                     "seeds": len(scores),
                     **{key: found.get(key) for key in ("mean", "std", "low", "high")},
                     "published": published,

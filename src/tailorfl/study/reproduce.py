@@ -17,6 +17,7 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.study import cells, ridge
 from tailorfl.study.config import in_words, unknown_key
+from tailorfl.study.gather import GATHERED, figures_of, write_figures
 from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
@@ -211,7 +212,7 @@ def begin(plan: Plan, folder: Path, force: bool) -> None:
             for emptied in (run, run.parent, run.parent.parent):
                 if not any(emptied.iterdir()):
                     emptied.rmdir()
-        for name in (RESULTS, PARQUET, STATISTICS, FIGURES, TABLE, PAGE, picture_of(plan)):
+        for name in (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan)):
             (folder / name).unlink(missing_ok=True)
     with whole_file(folder / OPTIONS) as temporary:
         temporary.write_text(yaml.safe_dump(plan.options(), sort_keys=False))
@@ -229,12 +230,18 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         for cell in readers[run.folder]:
             outcome.take(cell, result)
         if run not in kept:
-            write_tables(outcome)
+            write_all(outcome)
 
     with CellsProgress(console, runs, way.jobs) as watch:
         whole = cells.run_cells(runs, way, watch, ended, stop)
-    write_tables(outcome)
+    write_all(outcome)
     return outcome if whole else None
+
+
+def write_all(outcome: Outcome) -> None:
+    """The results so far."""
+    write_tables(outcome)
+    write_figures(figures_of(outcome), outcome.folder / GATHERED)
 
 
 def picture_of(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 import yaml
 
 from tailorfl.data import FederatedData, save_partition
@@ -390,7 +391,13 @@ def summarize(built: Built[Any], config: Config, totals: Totals, last: Round) ->
         "seconds_training": round(totals.seconds_training, 3),
         "seconds_evaluation": round(totals.seconds_evaluation, 3),
         "device": str(network.device),
+        "machine": machine(network.device),
     }
+
+
+def machine(device: torch.device) -> str:
+    """What the seconds of a run were measured on."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
 
 
 def write_clients(path: Path, data: FederatedData, evaluation: Evaluation, late: Latecomers) -> None:

@@ -1,0 +1,1 @@
+"""Results on disk become plots, figures and one page."""

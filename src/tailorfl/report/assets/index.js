@@ -1,0 +1,59 @@
+// The list of runs: filter, sort, pick some and see them side by side.
+
+const picked = new Set();
+const search = el("input", { type: "search", placeholder: "filter: words of a row, all of which must be there", "aria-label": "filter" });
+const compare = el("button", { type: "button" });
+const folders = el("section"), runs = el("section");
+let data = null;
+
+const address = (names) => `view?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`;
+const link = (name) => el("a", { href: address([name]) }, name);
+const moment = (seconds) => new Date(1000 * seconds).toLocaleString();
+
+function matches(row) {
+  const text = row.map((one) => one.text).join(" ").toLowerCase();
+  return search.value.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+function choice(name) {
+  const box = el("input", { type: "checkbox", "aria-label": `pick ${name}` });
+  box.checked = picked.has(name);
+  box.addEventListener("change", () => { if (box.checked) picked.add(name); else picked.delete(name); count(); });
+  return el("label", {}, box, " ", link(name));
+}
+
+function count() {
+  compare.textContent = picked.size ? `show ${picked.size} side by side` : "pick runs to see them side by side";
+  compare.disabled = !picked.size;
+}
+
+function list(table, first) {
+  const rows = table.rows.filter(matches);
+  const last = table.heads.findIndex((head) => head.name === "last change");
+  const cells = new Map(rows.flatMap((row) => [[row[0], first(row[0].text)], ...(last < 0 ? [] : [[row[last], moment(row[last].value)]])]));
+  return rows.length ? [el("h2", {}, table.title), tableOf({ ...table, rows }, (one) => cells.get(one) ?? one.text)] : [];
+}
+
+function draw() {
+  const { runs: all, folders: several } = data;
+  folders.replaceChildren(...list(several, link));
+  runs.replaceChildren(...list(all, choice));
+  if (!all.rows.length) runs.replaceChildren(el("p", {}, "There is no run here yet. This page looks again by itself."));
+}
+
+function show(found) {
+  data = found;
+  const names = new Set(found.runs.rows.map((row) => row[0].text));
+  for (const name of picked) if (!names.has(name)) picked.delete(name);
+  document.querySelector("h1").textContent = document.title = found.title;
+  document.getElementById("state").textContent = `${found.runs.rows.length} runs`;
+  draw();
+  count();
+  document.body.dataset.ready = "yes";
+}
+
+compare.addEventListener("click", () => { location.href = address([...picked]); });
+search.addEventListener("input", draw);
+document.querySelector("main").replaceChildren(el("div", { class: "tools" }, search, compare), folders, runs);
+watchTheme(() => {});
+follow(document.body.dataset.source, show);

@@ -1,0 +1,103 @@
+"""A folder of runs as a list: what each is, how far it came, and which belong together."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tailorfl.report.results import number, read_options, read_yaml
+from tailorfl.report.tables import Cell, Head, Table, figure, word
+from tailorfl.study.run import CONFIG, ROUNDS, SUMMARY
+from tailorfl.study.tables import number as as_number
+from tailorfl.study.tables import percent
+
+LAST = 65536  # bytes of a file in which its last line is looked for
+
+
+def list_runs(root: Path, runs: Sequence[Path]) -> dict[str, Any]:
+    """The runs below a folder, and the folders that hold several of them: comparisons, sweeps, studies."""
+    tables = {"runs": _runs(root, runs), "folders": _folders(root, runs)}
+    return {"title": f"Runs: {root.name or root}", **{name: asdict(table) for name, table in tables.items()}}
+
+
+RUN_HEADS = (
+    Head("run", words=True),
+    Head("method", words=True),
+    Head("data", words=True),
+    Head("clients"),
+    Head("seed"),
+    Head("rounds", "done, of those to do"),
+    Head("accuracy", "of the clients' own models at the last evaluation, in %"),
+    Head("training loss", "of the last round"),
+    Head("last change"),
+)
+
+
+def _runs(root: Path, runs: Sequence[Path]) -> Table:
+    rows = tuple(_row(run, run.relative_to(root).as_posix()) for run in runs)
+    return Table("runs", "Runs", "", RUN_HEADS, rows)
+
+
+def _row(folder: Path, name: str) -> tuple[Cell, ...]:
+    config, summary, lines = _mapping(folder / CONFIG), _mapping(folder / SUMMARY), last_lines(folder / ROUNDS)
+    planned, done = (int(number(of.get(key)) or 0) for of, key in ((config, "rounds"), (lines[-1], "round")))
+    tested = summary or next((line for line in reversed(lines) if "personalized_accuracy" in line), {})
+    return (
+        word(name),
+        word(config.get("method", "")),
+        word(config.get("data", "")),
+        _whole(summary.get("clients", config.get("clients"))),
+        _whole(config.get("seed")),
+        Cell(str(done) if summary else f"{done} of {planned}", done),
+        figure(number(tested.get("personalized_accuracy")), percent),
+        figure(number(lines[-1].get("loss")), as_number),
+        Cell("", _changed(folder)),  # in the browser's own time
+    )
+
+
+def _changed(folder: Path) -> float:
+    files = [folder / name for name in (CONFIG, ROUNDS, SUMMARY)]
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+
+
+def _whole(value: Any) -> Cell:
+    found = number(value)
+    return Cell("-" if found is None else f"{found:.0f}", found)
+
+
+def _folders(root: Path, runs: Sequence[Path]) -> Table:
+    """The folders with several runs, as a command wrote them; parts of a study are not listed."""
+    held = Counter(parent for run in runs for parent in run.parents if root in parent.parents)
+    studies = {folder: read_options(folder).get("study", "") for folder in held}
+    rows = tuple(
+        (word(folder.relative_to(root).as_posix()), word(studies[folder]), Cell(str(count), count))
+        for folder, count in held.items()
+        if count > 1 and not any(studies.get(parent) for parent in folder.parents)
+    )
+    heads = (Head("folder", words=True), Head("study", words=True), Head("runs"))
+    return Table("folders", "Comparisons, sweeps and studies", "", heads, rows)
+
+
+def last_lines(file: Path) -> list[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines, without reading all of it; at least one, which may be empty."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST))
+            lines = opened.read().split(b"\n")[:-1]
+        found = [json.loads(line) for line in lines[1 if start else 0 :]]  # the first is cut then
+    except (OSError, ValueError):
+        found = []
+    return [line for line in found if isinstance(line, dict)] or [{}]
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """Of a JSON or YAML file; empty where it is not there or is being written."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        found = json.loads(text) if file.suffix == ".json" else read_yaml(text)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,213 @@
+"""The figures of many studies in one file, and the page that sets them beside what their papers print."""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tailorfl.data.atomic import whole_file
+from tailorfl.errors import UserError
+from tailorfl.study.outcome import Outcome, Scores, beside, figure, judged, moment, settings_of, verdict_line
+from tailorfl.study.recipe import Moment, Point, Recipe, recipes
+from tailorfl.study.tidy import write_csv
+
+GATHERED = "figures.csv"  # of a study: a line for each cell and seed
+LAST = ""  # no round is named: the figure that stands in the table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one run gives for one cell of a table, in the table's units."""
+
+    study: str
+    row: str
+    column: str
+    seed: int
+    round: str  # that a claim is about, or the figure of the table
+    value: float
+    moment: Moment  # which round the table's figure is of
+    settings: str  # other than the recipe's
+    machine: str
+    seconds: float  # of the run
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.study, self.row, self.column, self.seed, self.round
+
+
+def figures_of(outcome: Outcome) -> list[Figure]:
+    """All figures of a study that its table and its claims need."""
+    plan = outcome.plan
+    rounds = [None, *sorted({claim.round for claim in plan.recipe.claims if claim.round is not None})]
+    found = []
+    for row, column, seed in outcome.order():
+        if (summary := outcome.summaries.get((row, column, seed))) is None:
+            continue
+        seconds = round(summary["seconds_training"] + summary["seconds_evaluation"], 1)
+        one = Figure(
+            plan.recipe.name, row, column, seed, LAST, 0.0, plan.figure, settings_of(plan), summary["machine"], seconds
+        )
+        for at in rounds:
+            value = outcome.scores((row, column), at).get(seed)
+            if value is not None:
+                found.append(replace(one, round=LAST if at is None else str(at), value=round(value, 6)))
+    return found
+
+
+def write_figures(figures: Sequence[Figure], path: Path) -> None:
+    write_csv([asdict(one) for one in figures], path, [field.name for field in fields(Figure)])
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """Of a study's folder, or of a file of many."""
+    file = path / GATHERED if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{path} holds no figures ({file} is not there); allowed: folders of 'tailor reproduce'")
+    with file.open(newline="") as text:
+        rows = list(csv.DictReader(text))
+    try:
+        return [Figure(**{field.name: _read(field.type, row[field.name]) for field in fields(Figure)}) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        allowed = ", ".join(field.name for field in fields(Figure))
+        raise UserError(f"{file} holds no figures of studies; allowed: a file with the columns {allowed}") from error
+
+
+def _read(kind: Any, text: str) -> Any:
+    return kind(text) if kind in (int, float) else str(text)
+
+
+def merge(figures: Iterable[Figure]) -> list[Figure]:
+    """One figure for each cell and seed, the last that is given; in the order of the recipes."""
+    found = {one.key: one for one in figures}
+    unknown = [one for one in found.values() if not _known(one)]
+    if unknown:
+        one = unknown[0]
+        raise UserError(f"{one.study} has no cell {one.row}, {one.column}; allowed: what 'tailor reproduce' lists")
+    return sorted(found.values(), key=_place)
+
+
+def _known(one: Figure) -> bool:
+    recipe = recipes().get(one.study)
+    return recipe is not None and one.row in recipe.rows and one.column in recipe.columns
+
+
+def _place(one: Figure) -> tuple[Any, ...]:
+    recipe, names = recipes()[one.study], list(recipes())
+    cell = list(recipe.columns).index(one.column), list(recipe.rows).index(one.row)
+    return names.index(one.study), *cell, one.seed, int(one.round or 0)
+
+
+def gather(folders: Sequence[Path], to: Path) -> tuple[Path, Path]:
+    """Add the figures of studies to those in ``to``.csv, and write the page ``to``.md of all of them."""
+    table, page = to.with_name(f"{to.name}.csv"), to.with_name(f"{to.name}.md")
+    before = read_figures(table) if table.is_file() else []
+    figures = merge([*before, *(one for folder in folders for one in read_figures(folder))])
+    if not figures:
+        raise UserError(f"no study is named, and {table} is not there; allowed: folders of 'tailor reproduce'")
+    write_figures(figures, table)
+    with whole_file(page) as temporary:
+        temporary.write_text(markdown(figures, table.name))
+    return table, page
+
+
+# The page.
+
+INTRO = """# What comes out
+
+Tables and figures of the five papers, measured with tailorfl. Accuracies are in %. Each cell has the mean over seeds,
+with several of them ± half of a 95 % interval (Student's t), and in brackets what the paper prints and by how much the
+measured figure is above it; a dash was not measured. Claims are the paper's own; whether they hold is decided by the
+means.
+
+`tailor gather` makes this page of the figures in [{table}]({table}), a line for each cell and seed, which it takes from
+the folders that [`tailor reproduce`](reproduce.md) leaves.
+"""
+
+
+def markdown(figures: Sequence[Figure], table: str) -> str:
+    """The page: how many claims hold, then study by study, and what was not measured at all."""
+    by_study: dict[str, list[Figure]] = {}
+    for one in figures:
+        by_study.setdefault(one.study, []).append(one)
+    parts = [INTRO.format(table=table), *_overview(by_study)]
+    for name, own in by_study.items():
+        parts += ["", *_study(recipes()[name], own)]
+    if missing := [recipe for name, recipe in recipes().items() if name not in by_study]:
+        parts += ["", "## Not measured", "", *(f"- `{one.name}`: {one.title} ({_data(one)})" for one in missing)]
+    return "\n".join(parts) + "\n"
+
+
+def _overview(by_study: dict[str, list[Figure]]) -> list[str]:
+    lines = ["| study | cells | seeds | claims that hold | do not hold | not judged |", "|---|---|---|---|---|---|"]
+    for name, own in by_study.items():
+        recipe, cells = recipes()[name], {(one.row, one.column) for one in own}
+        words = [found.word for found, _ in judged(recipe, scores_of(own))]
+        hold, fail = sum(word.startswith("holds") for word in words), words.count("does not hold")
+        seeds = len({one.seed for one in own})
+        whole = len(recipe.rows) * len(recipe.columns)
+        lines.append(
+            f"| [{name}](#{_anchor(name)}) | {len(cells)} of {whole} | {seeds} | {hold} | {fail} | "
+            f"{len(words) - hold - fail} |"
+        )
+    return lines
+
+
+def _study(recipe: Recipe, figures: Sequence[Figure]) -> Iterator[str]:
+    scores, rows, columns = scores_of(figures), *_measured(recipe, figures)
+    yield from (f"## {recipe.name}", "", f"{recipe.title}. {moment(recipe, figures[0].moment).capitalize()}.")
+    if recipe.paper:
+        yield f"Paper: {recipe.paper}."
+    if changed := sorted({one.settings for one in figures if one.settings}):
+        yield f"With settings other than the recipe's: {'; '.join(f'`{one}`' for one in changed)}."
+    yield from ("", f"| {recipe.over or ''} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
+    for row in rows:
+        cells = [_cell(recipe, (row, column), scores) for column in columns]
+        yield f"| {row} | {' | '.join(cells)} |"
+    for head, lines in (
+        ("Claims", [verdict_line(recipe, *pair) for pair in judged(recipe, scores)]),
+        ("What the paper leaves open", recipe.open),
+        ("What was tried", recipe.tried),
+    ):
+        if lines:
+            yield from ("", f"{head}:", "", *(f"- {line}" for line in lines))
+    yield from ("", _cost(figures))
+
+
+def _measured(recipe: Recipe, figures: Sequence[Figure]) -> tuple[list[str], list[str]]:
+    """The rows and columns of which there is something, in their order."""
+    rows, columns = {one.row for one in figures}, {one.column for one in figures}
+    return [row for row in recipe.rows if row in rows], [column for column in recipe.columns if column in columns]
+
+
+def _cell(recipe: Recipe, point: Point, scores: Callable[[Point, int | None], Scores]) -> str:
+    found = scores(point, None)
+    return f"{figure(found, recipe.percent)} {beside(found, recipe.published_for(*point), recipe.percent)}".strip()
+
+
+def scores_of(figures: Sequence[Figure]) -> Callable[[Point, int | None], Scores]:
+    found: dict[tuple[str, str, str], Scores] = {}
+    for one in figures:
+        found.setdefault((one.row, one.column, one.round), {})[one.seed] = one.value
+    return lambda point, at: found.get((*point, LAST if at is None else str(at)), {})
+
+
+def _cost(figures: Sequence[Figure]) -> str:
+    """How long the runs took; cells may read the same run, which has one time."""
+    recipe = recipes()[figures[0].study]
+    runs = {(*recipe.run_of(one.row, one.column), one.seed): one for one in figures}
+    machines = ", ".join(sorted({one.machine for one in runs.values()}))
+    minutes = sum(one.seconds for one in runs.values()) / 60
+    return f"{len(runs)} runs, {minutes:.0f} minutes one after the other on {machines}."
+
+
+def _anchor(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum() or letter in "-_")
+
+
+def _data(recipe: Recipe) -> str:
+    """The data that its cells need."""
+    places = [recipe.settings, *(column.settings for column in recipe.columns.values())]
+    named = [str(one["data"]) for one in places if "data" in one]
+    grouped = [str(group["data"]) for one in places for group in one.get("groups", ()) if "data" in group]
+    return ", ".join(sorted({*named, *grouped})) or "its own data"

@@ -1,0 +1,259 @@
+"""Pages in a real browser: they open without an error, plots are there, tables sort, live curves grow."""
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("selenium", reason="needs selenium")
+pytest.importorskip("plotly", reason="needs the extra report")
+from report_runs import round_line, write_run
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from tailorfl.report.page import write_page
+from tailorfl.report.results import read_results
+from tailorfl.report.serve import serve
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+PATIENCE = 30.0
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of three methods, two of them with seeds."""
+    folder = tmp_path_factory.mktemp("comparison")
+    for place, (method, seeds) in enumerate({"fedavg": 1, "fedper": 2, "ditto": 2}.items()):
+        for seed in range(seeds):
+            write_run(folder / method / f"seed-{seed}", method, seed, rounds=12, accuracy=0.4 + 0.1 * place)
+    write_page(read_results([folder]), folder / "report.html")
+    return folder / "report.html"
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    return pytest.fail(f"not within {PATIENCE} s: {what}")
+
+
+def open_page(browser: Any, address: str) -> None:
+    browser.get_log("browser")  # what pages before it said
+    browser.get(address)
+    until(lambda: browser.execute_script("return document.body.dataset.ready"), "the page is ready")
+
+
+def complaints(browser: Any) -> list[Any]:
+    return [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"]
+
+
+def draw_all(browser: Any) -> list[dict[str, Any]]:
+    """Scroll past every plot, and tell what each shows."""
+    script = "document.querySelectorAll('.plot').forEach((one) => draw(cards.get(one.id)))"
+    browser.execute_script(script)
+    return browser.execute_script(
+        """return [...document.querySelectorAll(".plot")].map((one) => ({
+             id: one.id, traces: one.querySelector(".canvas").data.map((t) => [t.type, (t.x || []).length]),
+             drawn: one.querySelectorAll("svg .trace, svg .heatmaplayer image, svg .points path").length,
+             height: one.querySelector(".main-svg").getBoundingClientRect().height}))"""
+    )
+
+
+def column(browser: Any, table: str, place: int = 0) -> list[str]:
+    rows = "[...document.querySelectorAll(`#${arguments[0]} tbody tr`)]"
+    script = f"return {rows}.map((row) => row.cells[arguments[1]].textContent)"
+    found: list[str] = browser.execute_script(script, table, place)
+    return found
+
+
+def test_a_finished_comparison_opens_without_an_error_and_shows_its_plots(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    plots = draw_all(browser)
+    assert {"plot-accuracy", "plot-clients", "plot-traffic", "plot-time", "plot-personalization"} <= {
+        one["id"] for one in plots
+    }
+    for one in plots:
+        assert one["traces"]
+        assert one["drawn"], one["id"]
+        assert one["height"] > 200
+    assert complaints(browser) == []
+
+
+def test_plots_are_drawn_when_they_come_into_view(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    last = "[...document.querySelectorAll('.plot')].at(-1)"
+    until(lambda: browser.execute_script("return document.querySelector('#plot-accuracy .main-svg')"), "the first")
+    assert not browser.execute_script(f"return {last}.querySelector('.main-svg')")
+    browser.execute_script(f"{last}.scrollIntoView()")
+    until(lambda: browser.execute_script(f"return {last}.querySelector('.main-svg')"), "the last is drawn")
+
+
+def test_a_click_on_a_head_sorts_and_another_turns_the_order(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    assert column(browser, "summary") == ["ditto", "fedavg", "fedper"]
+    heads = browser.find_elements("css selector", "#summary thead button")
+    [accuracy] = [head for head in heads if head.text == "personalized"]
+    accuracy.click()
+    assert column(browser, "summary") == ["ditto", "fedper", "fedavg"]
+    accuracy.click()
+    assert column(browser, "summary") == ["fedavg", "fedper", "ditto"]
+    heads[0].click()
+    assert column(browser, "summary") == ["ditto", "fedavg", "fedper"]
+    assert (
+        browser.execute_script("return document.querySelector('#summary th').getAttribute('aria-sort')") == "ascending"
+    )
+
+
+def test_numbers_are_sorted_as_numbers_and_what_is_missing_stays_last(browser: Any, tmp_path: Path) -> None:
+    for clients, method in ((2, "a"), (10, "b")):
+        write_run(tmp_path / method, "fedavg", clients=clients, rounds=2, lr=clients, finished=method == "a")
+    write_page(read_results([tmp_path]), tmp_path / "report.html")
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    [shared] = [one for one in browser.find_elements("css selector", "#summary thead button") if one.text == "shared"]
+    for _ in range(2):
+        shared.click()
+        assert column(browser, "summary", 0)[-1].endswith("lr=10")
+
+
+def test_dark_and_light_follow_the_system_and_the_button(browser: Any, comparison: Path) -> None:
+    def ground() -> str:
+        return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+    def system(scheme: str) -> None:
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    system("light")
+    open_page(browser, comparison.as_uri())
+    assert ground() == "rgb(255, 255, 255)"
+    system("dark")
+    until(lambda: ground() == "rgb(20, 23, 27)", "dark")
+    until(lambda: "232, 235, 239" in _ink(browser), "the plot's text is light")
+    browser.find_element("id", "theme").click()
+    assert ground() == "rgb(255, 255, 255)"
+    browser.execute_script("localStorage.clear()")
+
+
+def _ink(browser: Any) -> str:
+    script = "return getComputedStyle(document.querySelector('#plot-accuracy .xtitle') || document.body).fill"
+    return str(browser.execute_script(script))
+
+
+def test_names_are_text_and_never_markup(browser: Any, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=window.hurt=1></script><b>&amp;"
+    run = write_run(tmp_path / "run", "fedavg", rounds=2, class_names=[evil])
+    rows = (run / "clients.csv").read_text().replace("c0,", f'"{evil}",')
+    (run / "clients.csv").write_text(rows)
+    write_page(read_results([run], evil), tmp_path / "report.html")
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    draw_all(browser)
+    assert browser.execute_script("return window.hurt") is None
+    assert browser.execute_script("return document.querySelector('h1').textContent") == evil
+    assert evil in column(browser, "clients")
+    assert complaints(browser) == []
+
+
+def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    plots = (
+        "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot .main-svg:first-child').length"
+    )
+    until(lambda: browser.execute_script(f"return {plots}"), "all are drawn")
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
+
+
+def test_a_study_with_many_columns_opens_one_panel_and_draws_others_when_they_are_opened(
+    browser: Any, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name / "fedavg" / "seed-0", rounds=3)
+    options = {"study": "mine/table", "column": ["one", "two"], "methods": ["fedavg"], "seeds": [0], "settings": {}}
+    (tmp_path / "options.yaml").write_text(json.dumps(options))
+    write_page(read_results([tmp_path]), tmp_path / "report.html")
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    drawn = "return !!document.querySelector('#panel-two .main-svg')"
+    assert not browser.execute_script(drawn)
+    browser.find_element("css selector", "#panel-two > summary").click()
+    browser.execute_script("document.querySelector('#panel-two .plot').scrollIntoView()")
+    until(lambda: browser.execute_script(drawn), "the plot of the panel")
+    assert complaints(browser) == []
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> tuple[Path, str]:
+    pytest.importorskip("starlette", reason="needs the extra serve")
+    root, address, ready = tmp_path / "runs", list[str](), threading.Event()
+    root.mkdir()
+
+    def told(url: str) -> None:
+        address.append(url)
+        ready.set()
+
+    threading.Thread(target=serve, args=(root, "127.0.0.1", 0, told), daemon=True).start()
+    assert ready.wait(PATIENCE)
+    return root, address[0]
+
+
+def test_a_live_run_is_listed_and_its_curve_grows_until_it_ends(browser: Any, served: tuple[Path, str]) -> None:
+    root, address = served
+    browser.get_log("browser")
+    browser.get(address)
+    until(lambda: "no run here yet" in browser.find_element("tag name", "main").text, "an empty list")
+    run = write_run(root / "live", "fedper", rounds=1, planned=3, finished=False)
+    until(lambda: column(browser, "runs") == [" live"], "the run is listed")
+    browser.find_element("link text", "live").click()
+    points = (
+        "return document.querySelector('#plot-accuracy .canvas')?.data?.at(-2)?.x.length"  # personalized, then global
+    )
+
+    def shown() -> int:
+        return int(browser.execute_script(points) or 0)
+
+    until(lambda: shown() == 1, "one point")
+    assert "round 1 of 3" in browser.find_element("id", "progress").text
+    with (run / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(round_line(2, 0.5)) + "\n")
+    until(lambda: shown() == 2, "the curve has grown")
+    assert "round 2 of 3" in browser.find_element("id", "progress").text
+    write_run(run, "fedper", rounds=3)
+    until(lambda: shown() == 3 and not browser.find_elements("id", "progress"), "the end")
+    assert complaints(browser) == []
+
+
+def test_runs_are_filtered_and_picked_to_be_seen_side_by_side(browser: Any, served: tuple[Path, str]) -> None:
+    root, address = served
+    for method in ("fedavg", "fedper", "local"):
+        write_run(root / method, method, rounds=2)
+    open_page(browser, address)
+    search = browser.find_element("css selector", "input[type=search]")
+    search.send_keys("fed digits")
+    assert column(browser, "runs") == [" fedavg", " fedper"]
+    for box in browser.find_elements("css selector", "#runs input"):
+        box.click()
+    browser.find_element("css selector", ".tools button").click()
+    until(lambda: "view" in browser.current_url, "the view")
+    until(lambda: column(browser, "summary") == ["fedavg", "fedper"], "both")
+    assert complaints(browser) == []

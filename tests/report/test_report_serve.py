@@ -1,0 +1,163 @@
+"""The server of runs: what it shows, to whom, and what it never gives away."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("plotly", reason="needs the extra report")
+from report_runs import write_run
+from starlette.testclient import TestClient
+
+from tailorfl.cli import main
+from tailorfl.report.serve import make_app
+
+HOME = "http://127.0.0.1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two runs of a comparison and one by itself, and files beside them that are nobody's business."""
+    folder = tmp_path / "runs"
+    write_run(folder / "cmp" / "fedavg", method="fedavg", rounds=3)
+    write_run(folder / "cmp" / "fedper", method="fedper", rounds=3)
+    write_run(folder / "alone", method="local", rounds=2)
+    (folder / "secret.txt").write_text("secret")
+    write_run(tmp_path / "outside", method="fedavg", rounds=1)
+    return folder
+
+
+@pytest.fixture
+def client(root: Path) -> Iterator[TestClient]:
+    with TestClient(make_app(root), base_url=HOME) as client:
+        yield client
+
+
+def names(client: TestClient, key: str = "runs") -> list[str]:
+    return [row[0]["text"] for row in client.get("/runs.json").json()[key]["rows"]]
+
+
+def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_runs_are_listed_and_those_that_belong_together(client: TestClient) -> None:
+    assert names(client) == ["alone", "cmp/fedavg", "cmp/fedper"]
+    assert names(client, "folders") == ["cmp"]
+
+
+def test_runs_are_shown_alone_together_and_by_their_folder(client: TestClient) -> None:
+    def shown(query: str) -> list[str]:
+        [panel] = client.get(f"/data.json?{query}").json()["panels"]
+        [summary] = [table for table in panel["tables"] if table["key"] == "summary"]
+        return [row[0]["text"] for row in summary["rows"]]
+
+    assert shown("run=alone") == ["local"]
+    assert shown("run=cmp") == ["fedavg", "fedper"]
+    assert shown("run=alone&run=cmp/fedper") == ["local", "fedper"]
+
+
+def test_pages_load_nothing_from_elsewhere_and_say_so(client: TestClient) -> None:
+    for address in ("/", "/view?run=alone"):
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "http://" not in answer.text
+        assert "https://" not in answer.text
+    assert "Plotly" in client.get("/plotly.js").text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside", "..", "/etc", "alone/../../outside", "secret.txt", "", "cmp/link", "link", "cmp/fedavg/checkpoints"],
+)
+def test_nothing_but_runs_below_the_folder_is_given(name: str, root: Path, client: TestClient) -> None:
+    os.symlink(root.parent / "outside", root / "link")
+    os.symlink(root.parent / "outside", root / "cmp" / "link")
+    for path in ("view", "data.json"):
+        answer = client.get(f"/{path}", params={"run": name})
+        assert answer.status_code == 404
+        assert "there is no run" in answer.text
+
+
+def test_files_have_no_addresses(client: TestClient) -> None:
+    for path in ("/secret.txt", "/alone/config.yaml", "/runs/alone/config.yaml", "/..%2foutside/config.yaml"):
+        assert client.get(path).status_code == 404
+
+
+def test_only_reading_is_possible_and_changes_nothing(root: Path, client: TestClient) -> None:
+    before = files_of(root)
+    for path in ("/", "/runs.json", "/view?run=alone", "/data.json?run=cmp", "/plotly.js"):
+        assert client.get(path).status_code == 200
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert client.request(method, path).status_code == 405
+    assert files_of(root) == before
+
+
+def test_a_page_of_another_site_cannot_ask_by_its_own_name(client: TestClient) -> None:
+    assert client.get("/runs.json", headers={"Host": "evil.example"}).status_code == 400
+    assert client.get("/runs.json", headers={"Host": "localhost:8765"}).status_code == 200
+
+
+def test_what_has_not_changed_is_not_sent_again(root: Path, client: TestClient) -> None:
+    for address in ("/runs.json", "/data.json?run=alone"):
+        tag = client.get(address).headers["etag"]
+        assert client.get(address, headers={"If-None-Match": tag}).status_code == 304
+    write_run(root / "alone", method="local", rounds=4, finished=False)
+    again = client.get("/data.json?run=alone", headers={"If-None-Match": tag})
+    assert again.status_code == 200
+    assert again.json()["progress"] == []  # its summary is there
+
+
+def test_a_run_that_trains_is_shown_as_far_as_it_is(root: Path, client: TestClient) -> None:
+    write_run(root / "live", method="fedper", rounds=2, planned=5, finished=False)
+    data: dict[str, Any] = client.get("/data.json?run=live").json()
+    [line] = data["progress"]
+    assert line.startswith("fedper: round 2 of 5, training loss")
+    with (root / "live" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "lo')  # half a line
+    assert client.get("/data.json?run=live").json()["progress"] == [line]
+    row = next(row for row in client.get("/runs.json").json()["runs"]["rows"] if row[0]["text"] == "live")
+    assert row[5]["text"] == "2 of 5"
+
+
+def test_a_broken_run_is_named_and_the_others_are_shown(root: Path, client: TestClient) -> None:
+    (root / "alone" / "rounds.jsonl").write_text("nonsense\n")
+    answer = client.get("/data.json?run=alone")
+    assert answer.status_code == 404
+    assert "rounds.jsonl, line 1: not JSON" in answer.text
+    assert names(client) == ["alone", "cmp/fedavg", "cmp/fedper"]
+    assert client.get("/data.json?run=cmp").status_code == 200
+
+
+def test_an_empty_folder_is_no_error(tmp_path: Path) -> None:
+    with TestClient(make_app(tmp_path), base_url=HOME) as client:
+        assert names(client) == []
+
+
+def test_the_command_refuses_what_is_no_folder_and_a_port_that_is_taken(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    def said(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["tailor", "serve", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert said(str(root / "secret.txt")).endswith("is not a folder; allowed: a folder of runs")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"127.0.0.1:{port} cannot be listened on; allowed: another" in said(str(root), "--port", port)
+
+
+def test_the_data_of_a_page_is_plain_json(client: TestClient) -> None:
+    json.loads(client.get("/data.json?run=cmp").text, parse_constant=lambda name: pytest.fail(name))

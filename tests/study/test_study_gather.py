@@ -1,0 +1,119 @@
+"""Figures of many studies on one page: what is kept, what is replaced, and what is said of claims."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from study_runs import Tailor, pairs
+
+from tailorfl.study.gather import Figure, gather, markdown, merge, read_figures, scores_of, write_figures
+from tailorfl.study.recipe import recipes
+
+ROOT = Path(__file__).parents[2]
+ONE = Figure("ppfe/table1", "ppfe", "cifar10-s2", 0, "", 90.0, "last", "", "some GPU", 60.0)
+CURVE = Figure("pfps-lwc/figure5", "pfps-lwc", "cifar10-b0.5-p0.3", 0, "", 70.0, "last", "", "some GPU", 90.0)
+
+
+def rows(name: str, column: str) -> list[str]:
+    return [row for row in recipes()[name].rows if column in recipes()[name].columns]
+
+
+def section(page: str, title: str) -> str:
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_table_has_mean_interval_published_figure_and_difference() -> None:
+    figures = [ONE, replace(ONE, seed=1, value=88.0), replace(ONE, row="local", value=81.66)]
+    page = markdown(merge(figures), "all.csv")
+    found = section(page, "ppfe/table1")
+    assert "| local | 81.66 (81.66, +0.00) |" in found
+    assert "| ppfe | 89.00 ± 12.71 (89.17, -0.17) |" in found  # 1 deviation of 2 ** 0.5, t of one degree 12.706
+    assert "| fedavg |" not in found, "what was not measured has no row"
+    assert "3 runs, 3 minutes one after the other on some GPU." in found
+    assert "| [ppfe/table1](#ppfetable1) | 2 of " in page
+
+
+def test_a_claim_holds_only_by_figures_that_are_there() -> None:
+    others = [name for name in rows("pfps-lwc/figure5", CURVE.column) if not name.startswith("pfps")]
+    at_the_end = [CURVE, *(replace(CURVE, row=name, value=60.0) for name in others)]
+    early = [replace(one, round="5", value=50.0) for one in at_the_end]
+    early[0] = replace(early[0], value=49.0)
+    found = section(markdown(merge([*at_the_end, *early]), "all.csv"), CURVE.study)
+    claims = [line for line in found.splitlines() if line.startswith("- ") and "pfps-lwc above" in line]
+    assert [line.partition(":")[0] for line in claims] == [
+        "- does not hold",
+        "- cannot be judged",
+        f"- holds in {len(others) - 1} of {4 * (len(others) - 1)} comparisons, the others are missing",
+    ]
+    assert "-1.00" in claims[0]
+    assert "+10.00" in claims[2]
+
+
+def test_a_newer_figure_replaces_the_one_of_the_same_cell_and_seed() -> None:
+    figures = merge([ONE, replace(ONE, seed=1), replace(ONE, value=50.0, settings="rounds=2")])
+    assert scores_of(figures)(("ppfe", "cifar10-s2"), None) == {0: 50.0, 1: 90.0}
+    assert "With settings other than the recipe's: `rounds=2`." in markdown(figures, "all.csv")
+
+
+def test_figures_are_in_the_order_of_the_recipes_whatever_came_first() -> None:
+    figures = [ONE, CURVE, replace(ONE, row="local"), replace(ONE, seed=3), replace(ONE, column="cifar10-s5")]
+    wanted = [CURVE, replace(ONE, row="local"), ONE, replace(ONE, seed=3), replace(ONE, column="cifar10-s5")]
+    assert merge(figures) == merge(reversed(figures)) == wanted
+
+
+def test_what_is_not_measured_is_listed_with_the_data_it_needs() -> None:
+    found = section(markdown([ONE], "all.csv"), "Not measured")
+    assert "`scalablefl/table3`: ScalableFL, HeteroFL" in found
+    assert "(coco:coco, voc:VOCdevkit)" in found
+    assert "`ppfe/table1`" not in found
+    assert found.count("\n- ") == len(recipes()) - 1
+
+
+def test_figures_are_read_as_they_are_written(tmp_path: Path) -> None:
+    figures = [ONE, replace(CURVE, round="5", settings="a=b, c='d'", value=1 / 3)]
+    write_figures(figures, tmp_path / "all.csv")
+    assert read_figures(tmp_path / "all.csv") == figures
+
+
+STUDY = ("ppfe/table1", "column=cifar10-s2", "methods=local,fedavg", "augment=none", "network=mlp", "-q", "--no-page")
+
+
+def test_studies_are_gathered_one_after_the_other(tailor: Tailor, study: Tailor, tmp_path: Path) -> None:
+    assert tailor(*STUDY, *pairs(), "seeds=1", "--out", "one")[0] == 0
+    assert tailor(*STUDY, *pairs(), "seeds=[1]", "--out", "two")[0] == 0
+    status, said, _ = study("gather", "one", "--to", "all")
+    assert (status, said) == (0, "figures: all.csv\npage: all.md\n")
+    assert study("gather", "two", "--to", "all")[0] == 0
+    with (tmp_path / "one/table.csv").open() as file:
+        measured = [float(row["mean"]) for row in csv.DictReader(file)]
+    assert [one.value for one in read_figures(tmp_path / "all.csv") if one.seed == 0] == pytest.approx(measured)
+    assert {one.seed for one in read_figures(tmp_path / "all.csv")} == {0, 1}
+    page = (tmp_path / "all.md").read_text()
+    assert study("gather", "--to", "all")[0] == 0
+    assert (tmp_path / "all.md").read_text() == page, "of the figures alone"
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(study: Tailor, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    write_figures([replace(ONE, row="nobody")], tmp_path / "unknown.csv")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for arguments, said in (
+        (("empty",), "empty holds no figures (empty/figures.csv is not there)"),
+        (("none",), "none holds no figures"),
+        ((), "no study is named, and all.csv is not there"),
+        (("other.csv",), "other.csv holds no figures of studies; allowed: a file with the columns study, row"),
+        (("unknown.csv",), "ppfe/table1 has no cell nobody, cifar10-s2"),
+    ):
+        status, _, err = study("gather", *arguments, "--to", "all")
+        assert (status, err.count("\n")) == (2, 1)
+        assert said in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(not (ROOT / "docs/reproduction.csv").is_file(), reason="no figures are published yet")
+def test_the_published_page_is_what_the_command_makes_of_the_published_figures(tmp_path: Path) -> None:
+    (tmp_path / "reproduction.csv").write_bytes((ROOT / "docs/reproduction.csv").read_bytes())
+    gather([], tmp_path / "reproduction")
+    assert (tmp_path / "reproduction.md").read_text() == (ROOT / "docs/reproduction.md").read_text()
