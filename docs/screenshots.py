@@ -54,8 +54,8 @@ def main() -> None:
         try:
             assert server.stdout is not None
             address = next(word for word in server.stdout.readline().split() if word.startswith("http"))
-            shoot(browser, (Path(folder) / "runs/demo/report.html").as_uri(), 1280, 1150, IMAGES / "report.png")
-            shoot(browser, address, 1280, 620, IMAGES / "serve.png")
+            shoot(browser, (Path(folder) / "runs/demo/report.html").as_uri(), 1280, 1330, IMAGES / "report.png")
+            shoot(browser, address, 1280, 800, IMAGES / "serve.png")
         finally:
             server.terminate()
             browser.quit()

@@ -84,7 +84,7 @@ def sweep(
 ) -> None:
     """Train a method with every combination of settings and set them side by side."""
     from tailorfl.study import sweep as sweeps
-    from tailorfl.study.config import read_settings
+    from tailorfl.study.config import read_settings, shown
     from tailorfl.study.tables import lines_table
     from tailorfl.study.tidy import RESULTS
 
@@ -101,7 +101,7 @@ def sweep(
     if found := grid.measured():
         sweeps.write_statistics(grid)
         keys = sweeps.swept_keys(lines)
-        rows = [([sweeps.shown(one.settings[key]) for key in keys], list(runs.values())) for one, runs in found.items()]
+        rows = [([shown(one.settings[key]) for key in keys], list(runs.values())) for one, runs in found.items()]
         out.print(lines_table(keys, rows, seeds))
         _say(sweeps.choice(grid))
         _written(folder, RESULTS)

@@ -183,6 +183,15 @@ def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Pa
     )
     until(lambda: browser.execute_script(f"return {plots}"), "all are drawn")
     assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
+    heads = "return [...document.querySelectorAll('#summary th button')].map((one) => one.offsetWidth)"
+    widths = "return [...document.querySelectorAll('.plot .main-svg')].map((one) => one.getBoundingClientRect().width)"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown, wide = browser.execute_script(heads), browser.execute_script(widths)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert min(shown) > 0
+    assert max(wide) < 330  # half of a sheet
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    until(lambda: min(browser.execute_script(widths)) > 400, "all are as wide as before")
 
 
 def test_a_study_with_many_columns_opens_one_panel_and_draws_others_when_they_are_opened(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from hand_runs import make_run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import UserError
@@ -71,7 +71,7 @@ def in_order(configs: Sequence[Flat]) -> list[str]:
 METHODS = ("fedavg", "local", "fedper", "ditto", "fedavg-ft", "ppfe", "pmixfed", "pfps-lwc", "scalablefl", "heterofl")
 GROUPS = [{"clients": 4, "image_size": 16, "classes": 10}, {"clients": 4, "image_size": 8, "name": "it's small"}]
 SETTINGS: Mapping[str, st.SearchStrategy[Any]] = {
-    "data": st.sampled_from(["digits", "csv:/a folder/it's \"mine\".csv", "file:$HOME/`x`.st", "folder:ü\\;&|<x>=1"]),
+    "data": st.sampled_from(["digits", 'csv:/a folder/it\'s "mine".csv', "file:$HOME/`x`.st", "folder:ü\\;&|<x>=1"]),
     "clients": st.sampled_from([None, 7, 100]),
     "groups": st.sampled_from([(), GROUPS]),
     "network_options": st.sampled_from([{}, {"hidden": [64, 32]}, {"a b": None, "c": "yes", "d": "1e5"}]),
@@ -85,15 +85,17 @@ SETTINGS: Mapping[str, st.SearchStrategy[Any]] = {
     "joining_clients": st.sampled_from([0, 2]),
     "joining_round": st.sampled_from([None, 2]),
     "lr": st.sampled_from([0.1, 1e-05, 3]),
-    "preset": st.sampled_from(["paper", None]),
+    "preset": st.sampled_from(["best", "paper", "no-reduction"]),
+    "reduction": st.sampled_from(["svd", "none"]),
     "personal_layers": st.integers(1, 3),
     "seed": st.integers(0, 3),
     "device": st.sampled_from(["auto", "cpu"]),
 }
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=120, deadline=None)
 @given(st.sampled_from(METHODS), st.fixed_dictionaries({}, optional=SETTINGS))
+@example("ppfe", {"preset": "no-reduction", "reduction": "svd"})  # a usual value, but not with this preset
 def test_the_command_of_a_run_gives_its_configuration_again(method: str, chosen: Flat) -> None:
     known = configure(method, {}).flat()
     try:

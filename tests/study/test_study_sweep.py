@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from study_runs import SMALL, Tailor, identical, pairs
 
 from tailorfl.errors import UserError
+from tailorfl.study.config import shown
 from tailorfl.study.grid import Grid
-from tailorfl.study.sweep import best, choice, plan_sweep, read_values, shown
+from tailorfl.study.sweep import best, choice, plan_sweep, read_values
 from tailorfl.study.tables import percent
 
 # What is typed.

@@ -102,7 +102,7 @@ class Drawing:
         )
 
     def training_loss(self) -> Plot:
-        lines = [self._curve(entry, "loss", unit=1.0, all_rounds=True) for entry in self.entries]
+        lines = [self._curve(entry, "loss", unit=1.0) for entry in self.entries]
         about = "Mean over the local steps of a round's clients."
         return self._rounds("training-loss", "Training loss", about, lines, "loss")
 
@@ -140,12 +140,11 @@ class Drawing:
         key: str,
         bands: bool = False,
         unit: float | None = None,
-        all_rounds: bool = False,
         name: str = "",
     ) -> Line:
         """The mean over seeds, with a band over clients and one over seeds."""
         unit = self.scale.unit if unit is None else unit
-        of = partial(_by_round, entry.runs, all_rounds=all_rounds)
+        of = partial(_by_round, entry.runs)
         found = of(key)
         rounds = thinned(sorted(found), self.scale.most)
         middle: Numbers = [unit * fmean(found[at]) for at in rounds]
@@ -302,11 +301,11 @@ def _inside(entries: Sequence[Entry], scale: Scale) -> Iterator[Plot]:
                 yield replace(plot, key=f"{plot.key}-{entry.label[:LONGEST_KEY]}", title=f"{of}: {plot.title}")
 
 
-def _by_round(runs: Sequence[RunResult], key: str, all_rounds: bool = False) -> dict[int, list[float]]:
-    """A figure of the rounds, of each seed that has it."""
+def _by_round(runs: Sequence[RunResult], key: str) -> dict[int, list[float]]:
+    """A figure of the rounds that have it, of each seed."""
     found: dict[int, list[float]] = {}
     for run in runs:
-        for line in run.rounds if all_rounds else run.evaluated:
+        for line in run.rounds:
             value = number(line.get(key))
             if value is not None:
                 found.setdefault(line["round"], []).append(value)

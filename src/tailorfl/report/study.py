@@ -8,8 +8,7 @@ from typing import Any
 from tailorfl.errors import UserError
 from tailorfl.report.results import Results, RunResult
 from tailorfl.report.tables import Cell, Head, Table, word
-from tailorfl.study.outcome import Outcome, beside, figure, heading, verdicts
-from tailorfl.study.outcome import _digits as digits
+from tailorfl.study.outcome import Outcome, beside, figure, grounds, heading, verdicts
 from tailorfl.study.recipe import Plan, Recipe, Selection, plan
 from tailorfl.study.reproduce import find_study
 
@@ -60,7 +59,7 @@ def _planned(options: Mapping[str, Any]) -> Plan:
     recipe = find_study(str(options.get("file") or options["study"]))
     if not isinstance(recipe, Recipe):
         raise UserError(f"{options['study']} has no recipe")
-    chosen = {key: options.get(key) for key in Selection.model_fields}
+    chosen = {key: value for key in Selection.model_fields if isinstance(value := options.get(key), list | str)}
     changes = options.get("settings")
     return plan(recipe, {**chosen, **(changes if isinstance(changes, Mapping) else {})})
 
@@ -95,8 +94,6 @@ def _table(outcome: Outcome) -> Table:
 def _claims(outcome: Outcome) -> tuple[Judged, ...]:
     found = []
     for measured, printed in verdicts(outcome):
-        numbers = f": {measured.numbers(digits(outcome.plan.recipe.percent))}" if measured.differences else ""
-        paper = f" [published figures: {printed.word}]" if printed.differences else ""
         holds = None if not measured.differences else measured.word.startswith("holds")
-        found.append(Judged(measured.word, f"{measured.claim.sentence(outcome.plan.recipe)}{numbers}{paper}", holds))
+        found.append(Judged(measured.word, grounds(outcome.plan.recipe, measured, printed), holds))
     return tuple(found)

@@ -210,3 +210,14 @@ def _check_joining(experiment: Experiment) -> None:
         )
     if not 2 <= first <= rounds:
         raise UserError(f"joining_round={first}: allowed are rounds 2 to {rounds}")
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) + "}"
+    return "null" if value is None else str(value)

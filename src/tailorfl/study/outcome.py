@@ -12,6 +12,7 @@ from rich.table import Table
 from tailorfl.data.atomic import whole_file
 from tailorfl.study.cells import Failure, Result
 from tailorfl.study.compare import evaluated_rounds
+from tailorfl.study.config import shown
 from tailorfl.study.grid import names_and_seeds
 from tailorfl.study.recipe import Cell, Claim, Moment, Plan, Point, Recipe, best_of, folder_of
 from tailorfl.study.run import MAY_CHANGE
@@ -222,11 +223,15 @@ def verdicts(outcome: Outcome) -> list[tuple[Verdict, Verdict]]:
     return judged(outcome.plan.recipe, outcome.scores)
 
 
-def verdict_line(recipe: Recipe, found: Verdict, printed: Verdict) -> str:
-    """The verdict on a claim, the numbers, and what the published figures say."""
-    numbers = f": {found.numbers(_digits(recipe.percent))}" if found.differences else ""
+def grounds(recipe: Recipe, found: Verdict, printed: Verdict) -> str:
+    """The claim, the numbers that decide on it, and what the published figures say."""
+    numbers = f": {found.numbers(digits(recipe.percent))}" if found.differences else ""
     paper = f" [published figures: {printed.word}]" if printed.differences else ""
-    return f"{found.word}: {found.claim.sentence(recipe)}{numbers}{paper}"
+    return f"{found.claim.sentence(recipe)}{numbers}{paper}"
+
+
+def verdict_line(recipe: Recipe, found: Verdict, printed: Verdict) -> str:
+    return f"{found.word}: {grounds(recipe, found, printed)}"
 
 
 def claim_lines(outcome: Outcome) -> list[str]:
@@ -254,7 +259,7 @@ def comparisons(outcome: Outcome) -> list[dict[str, Any]]:
 def comparison_lines(outcome: Outcome) -> list[str]:
     """The same in words, in the units of the table."""
     recipe = outcome.plan.recipe
-    shown, scale = _digits(recipe.percent), unit(recipe)
+    shown, scale = digits(recipe.percent), unit(recipe)
     return [
         f"{recipe.place(row['column'])}, {row['row']} over {row['other']}: mean {scale * row['difference']:+{shown}}, "
         f"median {scale * row['median']:+{shown}}, of {row['clients']} clients {row['higher']} higher and "
@@ -266,7 +271,7 @@ def comparison_lines(outcome: Outcome) -> list[str]:
 # Tables.
 
 
-def _digits(percent: bool) -> str:
+def digits(percent: bool) -> str:
     return ".2f" if percent else ".4g"
 
 
@@ -274,7 +279,7 @@ def figure(scores: Scores, percent: bool) -> str:
     """The mean over seeds, with its 95 % interval where there are two or more."""
     if not scores:
         return "-"
-    shown, found = _digits(percent), interval(list(scores.values()))
+    shown, found = digits(percent), interval(list(scores.values()))
     return f"{found.mean:{shown}}" + ("" if found.half is None else f" ± {found.half:{shown}}")
 
 
@@ -282,7 +287,7 @@ def beside(scores: Scores, published: float | None, percent: bool) -> str:
     """The published figure, and by how much the measured one is above it."""
     if published is None:
         return ""
-    shown = _digits(percent)
+    shown = digits(percent)
     difference = f", {mean(scores.values()) - published:+{shown}}" if scores else ""
     return f"({published:{shown}}{difference})"
 
@@ -329,7 +334,7 @@ def heading(outcome: Outcome) -> list[str]:
 
 def settings_of(plan: Plan) -> str:
     """What the command changed of the recipe."""
-    return " ".join(f"{key}={value}" for key, value in plan.changes.items() if key not in MAY_CHANGE)
+    return " ".join(f"{key}={shown(value)}" for key, value in plan.changes.items() if key not in MAY_CHANGE)
 
 
 def moment(recipe: Recipe, figure: Moment) -> str:

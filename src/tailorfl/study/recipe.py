@@ -17,6 +17,7 @@ from tailorfl.study.config import Config, Experiment, configure, in_words, read_
 PACKAGED = Path(__file__).parent / "recipes"
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
 ACCURACY = "personalized_accuracy"
+MOST_SEEDS = 10_000
 
 Settings = dict[str, Any]
 Point = tuple[str, str]  # row and column
@@ -132,6 +133,7 @@ class Recipe(BaseModel):
     open: tuple[str, ...] = ()  # what the paper does not say
     tried: tuple[str, ...] = ()  # what was tried where figures or claims do not come out
     paper: str = ""
+    file: str = ""  # of a user's own, to find it again
     published: dict[Point, float | None] = {}  # None: the paper has the cell and prints no figure
 
     @model_validator(mode="before")
@@ -276,7 +278,8 @@ class Plan:
     def options(self) -> dict[str, Any]:
         """As it is stored beside the results, and given to ``plan`` again."""
         chosen = {"column": list(self.columns), "methods": list(self.rows), "seeds": list(self.seeds)}
-        return {"study": self.recipe.name, **chosen, "figure": self.figure, "settings": self.changes}
+        file = {"file": self.recipe.file} if self.recipe.file else {}
+        return {"study": self.recipe.name, **file, **chosen, "figure": self.figure, "settings": self.changes}
 
 
 class Selection(BaseModel):
@@ -386,7 +389,7 @@ def _chosen(key: str, value: Any, known: Mapping[str, Any]) -> Names:
 def checked_seeds(value: Any) -> tuple[int, ...]:
     """How many seeds, from 0 on, or which."""
     listed = value if isinstance(value, list) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_SEEDS:
         listed = list(range(value))
     if not listed or any(type(one) is not int or one < 0 for one in listed) or len(set(listed)) < len(listed):
         raise UserError(f"seeds={value}: allowed: how many, or a list of different numbers from 0 on, such as [0,1]")
@@ -440,7 +443,8 @@ def read_file(file: Path) -> list[Recipe]:
 
 
 def _read_study(file: Path, name: str, study: Any, published: dict[Point, float | None], paper: str) -> Recipe:
-    known = {"name": f"{file.stem}/{name}", "published": published, "paper": paper}
+    own = "" if file.parent == PACKAGED else f"{file.absolute()}#{name}"
+    known = {"name": f"{file.stem}/{name}", "published": published, "paper": paper, "file": own}
     try:
         return Recipe.model_validate({**study, **known} if isinstance(study, dict) else study)
     except ValidationError as error:

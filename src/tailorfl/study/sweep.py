@@ -11,7 +11,7 @@ import yaml
 from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.study.compare import draw_curves
-from tailorfl.study.config import configure, read_settings
+from tailorfl.study.config import configure, read_settings, shown
 from tailorfl.study.grid import Grid, Line, take_seeds
 from tailorfl.study.panels import draw_line, place_values, scale
 from tailorfl.study.recipe import SAFE
@@ -75,17 +75,6 @@ def _line(method: str, point: Mapping[str, Any], rest: Mapping[str, Any]) -> Lin
     name = ",".join(said)
     safe = "".join(letter if SAFE.fullmatch(letter) or letter in "=,._+-" else "-" for letter in name)
     return Line(" ".join(said), safe, {"method": method, **point}, configure(method, {**rest, **point}))
-
-
-def shown(value: Any) -> str:
-    """A value as it is typed."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(shown, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) + "}"
-    return "null" if value is None else str(value)
 
 
 def swept_keys(lines: Sequence[Line]) -> list[str]:

@@ -10,6 +10,7 @@ const FEW = 60; // points; with more, a line has no dots
 const BUTTONS = [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const PAPER = { width: 315, height: 240, autosize: false }; // two plots beside each other on A4 or letter
 
+let paper = false; // whether it is being printed
 const cards = new Map(); // by plot: its element, its data, whether it is drawn
 
 const style = (place) => ({
@@ -115,12 +116,12 @@ function diagonal(plot, colour) {
   return { type: "line", layer: "below", x0: low, y0: low, x1: high, y1: high, line: { color: colour, width: 1, dash: "dot" } };
 }
 
-function draw(card, size = { autosize: true }) {
+function draw(card) {
   const { plot, canvas, bands } = card;
   const image = { format: "svg", filename: plot.name };
   card.drawn = true;
-  return Plotly.react(canvas, traces(plot, bands).map(cleaned), { ...layout(plot), ...size }, {
-    responsive: true, displaylogo: false, toImageButtonOptions: image, displayModeBar: "hover", modeBarButtons: BUTTONS,
+  return Plotly.react(canvas, traces(plot, bands).map(cleaned), { ...layout(plot), ...(paper ? PAPER : { autosize: true }) }, {
+    responsive: !paper, displaylogo: false, toImageButtonOptions: image, displayModeBar: "hover", modeBarButtons: BUTTONS,
   });
 }
 
@@ -250,16 +251,18 @@ async function unpack(id) {
 }
 
 function redraw() {
+  if (paper) document.documentElement.dataset.theme = "light";
   for (const card of cards.values()) if (card.drawn) draw(card);
 }
 
 // On paper all is there, dark on white.
 addEventListener("beforeprint", () => {
-  document.documentElement.dataset.theme = "light";
+  paper = true;
   document.querySelectorAll("details.panel").forEach((one) => { one.open = true; });
-  for (const card of cards.values()) draw(card, PAPER);
+  for (const card of cards.values()) card.drawn = true;
+  redraw();
 });
-addEventListener("afterprint", () => paint(redraw));
+addEventListener("afterprint", () => { paper = false; paint(redraw); });
 
 async function start() {
   watchTheme(redraw);
