@@ -50,6 +50,41 @@ def test_server_is_known_by_every_name_it_was_made_for(tmp_path: Path) -> None:
         shake_hands(certs, certs.ca, host)
 
 
+def test_flowers_own_processes_reach_a_server_that_others_call_by_another_name(tmp_path: Path) -> None:
+    """They connect to the loopback address, whatever the server's name is."""
+    make_certs(tmp_path, ["fl.example.org"], ())
+    for host in ("fl.example.org", "localhost", "127.0.0.1", "::1"):
+        shake_hands(Certs(tmp_path), Certs(tmp_path).ca, host)
+
+
+def test_an_authority_whose_certificate_was_moved_is_not_replaced(tmp_path: Path) -> None:
+    certs = made(tmp_path, "north")
+    before = {path: path.read_bytes() for path in (certs.ca_key, certs.server, certs.server_key)}
+    certs.ca.rename(tmp_path / "elsewhere")
+    for hosts in ((), HOSTS):
+        with pytest.raises(UserError, match=r"ca\.crt is missing, which sites trust"):
+            make_certs(tmp_path, hosts, ["west"])
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_public_key_that_is_gone_is_made_again_from_the_private_one(tmp_path: Path) -> None:
+    certs = made(tmp_path, "north")
+    before = certs.node_public("north").read_bytes()
+    certs.node_public("north").unlink()
+    assert make_certs(tmp_path, (), ["north"]) == [certs.node_public("north")]
+    assert certs.node_public("north").read_bytes() == before
+
+
+def test_files_that_are_no_keys_are_named(tmp_path: Path) -> None:
+    certs = made(tmp_path)
+    certs.ca_key.write_text("rubbish")
+    with pytest.raises(UserError, match=r"ca\.key holds no private key"):
+        make_certs(tmp_path, HOSTS, ())
+    certs.ca.write_text("rubbish")
+    with pytest.raises(UserError, match=r"ca\.crt holds no certificate"):
+        make_certs(tmp_path, HOSTS, ())
+
+
 def test_another_name_is_refused(tmp_path: Path) -> None:
     certs = made(tmp_path)
     for host in ("example.org", "other.example.org", "127.0.0.2"):

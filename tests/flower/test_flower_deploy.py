@@ -70,8 +70,8 @@ class Machines:
     def here(self, text: str, machine: str) -> str:
         """What the page says, for this machine: the one place where names of the page become ours."""
         ours = {
-            "fl.example.org:8000": f"127.0.0.1:{self.link_port}",
-            "fl.example.org": "127.0.0.1",
+            "fl.example.org:8000": f"localhost:{self.link_port}",  # a name, which is not what the server listens on
+            "fl.example.org": "localhost",
             "--host 0.0.0.0 --port 8000": f"--host 127.0.0.1 --port {self.link_port}",
             "--port 8001": f"--port {self.ray_port}",
             "127.0.0.1:8001": f"127.0.0.1:{self.ray_port}",

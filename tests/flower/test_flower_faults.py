@@ -71,7 +71,12 @@ def far_off(sent: Values, numbers: dict[str, float]) -> None:
     next(iter(sent.values())).add_(1000)
 
 
+def endless_loss(sent: Values, numbers: dict[str, float]) -> None:
+    numbers["loss"] = math.inf
+
+
 RUBBISH = [
+    (endless_loss, "its training loss is inf"),
     (nan, "is not finite"),
     (missing, "is missing"),
     (extra, "head.secret is not among"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ from tailorfl.flower.launch import (
     Site,
     StopOnSignal,
     Stopped,
-    alone,
     check_port,
     cleared,
     environment,
@@ -34,6 +34,9 @@ from tailorfl.flower.launch import (
     marked,
     run_app,
 )
+from tailorfl.flower.lock import alone
+from tailorfl.flower.project import RunConfig, read_run
+from tailorfl.study.run import FEDERATION
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
 
@@ -231,11 +234,17 @@ def test_rounds_are_a_table_on_a_terminal(tmp_path: Path) -> None:
     [
         (("up", "fedper", "clints=3", "--out", "run"), "did you mean clients"),
         (("up", "--resume"), "--resume needs --out"),
+        (("up", "fedavg", "--deadline", "0", "--out", "run"), "deadline=0.0: allowed: numbers above 0"),
+        (("app", "fedavg", "--deadline", "-1", "--to", "run"), "deadline=-1.0: allowed: numbers above 0"),
         (("up", "--resume", "--out", "run"), "holds no run to resume"),
         (("up", "fedavg", "--out", "."), "exists; allowed"),
         (("node", "--superlink", "nowhere", "--client", "a", "--state", "s", "--insecure"), "allowed: HOST:PORT"),
         (("node", "--superlink", "h:80", "--client", "a", "--state", "s", "--data", "csv:x"), "whom does the site"),
         (("node", "--superlink", "h:80", "--client", "a", "--state", "s", "--insecure"), "one of --data and"),
+        (
+            ("node", "--superlink", "h:80", "--client", "a", "--state", "s", "--root-certificates", "mine"),
+            "certificate",
+        ),
         (("node", "--superlink", "h:80", "--client", "a/b", "--state", "s", "--insecure", "--partition", "1"), "name"),
     ],
 )
@@ -258,6 +267,41 @@ def test_command_refuses_in_one_line_and_starts_nothing(
     assert len(lines) == 1
     assert said in lines[0]
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_trial_that_goes_on_keeps_its_limits_and_lets_sites_write_models_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "program", lambda name: name)
+    for name in ("show_log", "_show", "show_page"):
+        monkeypatch.setattr(f"tailorfl.flower.commands.{name}", lambda *given: None)
+    monkeypatch.setattr("tailorfl.flower.commands._launch", lambda checked, folder, *given: launched.append(folder))
+
+    def up(*arguments: str) -> RunConfig:
+        monkeypatch.setattr(sys, "argv", ["tailor", "flower", "up", *arguments, "--out", "my run"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return read_run(tmp_path / "my run" / FEDERATION / "app")
+
+    begun = up("fedavg", "clients=3", "--nodes", "2", "--deadline", "77", "--min-answers", "2", "--max-samples", "500")
+    assert (begun.deadline, begun.min_answers, begun.max_samples, begun.wait) == (77, 2, 500, 600)
+    assert up("--resume") == begun
+    assert replace(up("--resume", "--deadline", "5"), deadline=77) == begun
+    assert len(launched) == 3
+    place = tmp_path / "my run" / FEDERATION
+    site = {"name": "a", "train": 1, "validation": 0, "test": 1, "held": 1}
+    form = {"kind": "features", "shape": [2], "classes": 2, "names": ""}
+    roll = {"experiment": "x", "term": 1, "sites": [{**site, "form": form}]}
+    (place / "sites.json").write_text(json.dumps(roll))
+    (tmp_path / "my run/summary.json").write_text("{}")
+    up("--resume")
+    assert len(launched) == 4, "the run has ended, and no site has its model"
+    (place / "models.json").write_text('{"round": 3, "sites": ["a"]}')
+    up("--resume")
+    assert len(launched) == 4
 
 
 PROJECT = """

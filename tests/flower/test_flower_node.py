@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flwr.app import Context, Message
 from inline_grid import InlineGrid, honest
 
 from tailorfl.errors import UserError
-from tailorfl.flower.node import SiteOptions
+from tailorfl.flower.node import SiteOptions, _loaded
 from tailorfl.flower.records import facts_of, pack
 
 
@@ -87,6 +88,44 @@ def test_columns_in_another_order_are_refused_before_the_first_round(tmp_path: P
     with pytest.raises(UserError, match="the columns of clinic-c and clinic-a differ in name or order"):
         serve_on(grid)
     assert not (tmp_path / "flower" / "rounds.jsonl").exists()
+
+
+def test_a_table_that_grows_during_a_run_costs_one_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = sites(tmp_path, rounds=3, evaluate_every=0)
+    path, times = tmp_path / "clinic-c.csv", list[int]()
+
+    def growing(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train":
+            times.append(1)
+            if len(times) == 2:
+                path.write_text(path.read_text() + "1.0,1.0,well\n" * 12)
+                _loaded.cache_clear()  # Flower has a new process for each message
+        return honest(message, context)
+
+    grid.answers[22] = growing
+    assert serve_on(grid) is not None
+    lines = rounds_of(tmp_path / "flower")
+    assert [line["answered"] for line in lines] == [3, 2, 3]
+    assert lines[1]["refused"] == ["clinic-c"]
+    assert any("and said that it has" in text for text in caplog.messages)
+
+
+def test_a_site_that_lost_its_state_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = sites(tmp_path, rounds=2, evaluate_every=0)
+    times: list[int] = []
+
+    def careless(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train":
+            times.append(1)
+            if len(times) == 2:
+                shutil.rmtree(tmp_path / "clinic-a")
+        return honest(message, context)
+
+    grid.answers[21] = careless
+    assert serve_on(grid) is not None
+    assert [text for text in caplog.messages if "lost" in text] == [
+        "round 2: clinic-a has lost what it kept, and began anew"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Answers that a broken or hostile site may give, nodes that come and go, and what the server makes of them."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from inline_grid import Answer, InlineGrid, honest
 
 from tailorfl.errors import UserError
 from tailorfl.flower.checks import RefusedError, check_score
-from tailorfl.flower.directory import Directory, Rules
+from tailorfl.flower.directory import AGAIN, Directory, Rules
+from tailorfl.flower.lock import alone
 from tailorfl.flower.outline import Form, Site, outline
 from tailorfl.flower.records import FACTS, facts_of, metrics, pack, tensors
 from tailorfl.flower.state import SiteState
@@ -216,6 +218,50 @@ def test_a_node_takes_the_place_of_another_of_its_name_that_has_gone() -> None:
     del grid.nodes[2]
     look(directory)
     assert directory.node_of == {"clinic": 1}
+
+
+def test_a_node_that_cannot_take_part_is_asked_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """Its data may have been put in place since; what it says is logged once as long as it is the same."""
+    now = [0.0]
+    grid = Names({1: json.dumps({"error": "no such file"})})
+    directory = Directory(grid, "fedavg-1", Rules(), clock=lambda: now[0])
+    for now[0] in (0.0, 1.0, AGAIN - 1, AGAIN + 1, AGAIN + 2):
+        look(directory)
+    assert [text for text in caplog.messages if "no such file" in text] == ["node 1 cannot take part: no such file"]
+    grid.told[1] = site()
+    look(directory)
+    assert directory.node_of == {}, "not yet"
+    now[0] = 2 * AGAIN + 2
+    look(directory)
+    assert directory.node_of == {"clinic": 1}
+
+
+def test_a_second_server_in_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailorfl.flower.server.ORPHANED", 0.0)
+    grid = grid_of(small("fedavg", **QUICK), tmp_path)
+    out = tmp_path / "flower"
+    with (
+        alone(out / "federation" / ".server.lock"),
+        pytest.raises(UserError, match=r"another run is under way in .*'flwr stop'"),
+    ):
+        serve_on(grid)
+    assert not (out / "config.yaml").exists()
+
+
+def test_who_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> None:
+    held, order = alone(tmp_path / "lock"), list[str]()
+    held.__enter__()
+
+    def wait() -> None:
+        with alone(tmp_path / "lock", wait=30):
+            order.append("second")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    order.append("first")
+    held.__exit__(None, None, None)
+    waiting.join(30)
+    assert order == ["first", "second"]
 
 
 def test_a_node_that_died_before_it_said_who_it_is_is_asked_again() -> None:

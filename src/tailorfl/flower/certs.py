@@ -16,6 +16,7 @@ from tailorfl.flower.project import check_name
 
 CA_YEARS, SERVER_DAYS = 10, 825
 LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(rf"(?=.{{1,253}}$)(?!.*\.\d+$){LABEL}(\.{LABEL})*")  # no number last: that is a broken IP address
 
 
@@ -56,11 +57,14 @@ def make_certs(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list
     """Write what is missing, and return what was written.
 
     The authority and the sites' keys stay as they are where they are there: a site that has its key keeps it.
-    The server's certificate is made anew whenever hosts are named.
+    The server's certificate is made anew whenever hosts are named. It is for this machine's own names too: Flower's
+    processes at the server call each other by those.
     """
     names = [check_name(name) for name in nodes]
-    alternatives = [_host(host) for host in hosts]
+    alternatives = [_host(host) for host in dict.fromkeys((*hosts, *LOOPBACK))] if hosts else []
     certs, written = Certs(folder), []
+    if certs.server.exists() and not certs.ca.exists():
+        raise UserError(f"{certs.ca} is missing, which sites trust; allowed: put it back, or a new folder")
     if alternatives and certs.ca.exists() and not certs.ca_key.exists():
         raise UserError(f"{certs.ca_key} is missing, which signs certificates; allowed: put it back, or a new folder")
     if not alternatives and not certs.server.exists():
@@ -72,6 +76,8 @@ def make_certs(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list
     for name in dict.fromkeys(names):
         if not certs.node_key(name).exists():
             written += _make_node(certs, name)
+        elif not certs.node_public(name).exists():
+            written += _write_public(certs, name, _load_key(certs.node_key(name)))
     return written
 
 
@@ -89,10 +95,12 @@ def _make_ca(certs: Certs) -> list[Path]:
 
 
 def _make_server(certs: Certs, alternatives: Sequence[Any]) -> list[Path]:
-    x509, serialization = _extra("x509"), _extra("hazmat.primitives.serialization")
-    authority = x509.load_pem_x509_certificate(certs.ca.read_bytes())
-    authority_key = serialization.load_pem_private_key(certs.ca_key.read_bytes(), None)
-    key = _new_key("SECP256R1")
+    x509 = _extra("x509")
+    try:
+        authority = x509.load_pem_x509_certificate(certs.ca.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{certs.ca} holds no certificate; allowed: the file as it was, or a new folder") from error
+    authority_key, key = _load_key(certs.ca_key), _new_key("SECP256R1")
     ends = min(_now() + datetime.timedelta(days=SERVER_DAYS), authority.not_valid_after_utc)
     builder = _certificate(_subject("tailorfl server"), authority.subject, key.public_key(), ends)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
@@ -112,11 +120,27 @@ def _make_node(certs: Certs, name: str) -> list[Path]:
     serialization, key = _extra("hazmat.primitives.serialization"), _new_key("SECP384R1")
     encoding, nothing = serialization.Encoding, serialization.NoEncryption()
     private = key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, nothing)
-    public = key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     # The private key last: it says that the pair is there.
-    _write(certs.node_public(name), public + f" {name}\n".encode())
+    public = _write_public(certs, name, key)
     _write_private(certs.node_key(name), private)
-    return [certs.node_key(name), certs.node_public(name)]
+    return [certs.node_key(name), *public]
+
+
+def _write_public(certs: Certs, name: str, key: Any) -> list[Path]:
+    serialization = _extra("hazmat.primitives.serialization")
+    encoded = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(certs.node_public(name), encoded + f" {name}\n".encode())
+    return [certs.node_public(name)]
+
+
+def _load_key(path: Path) -> Any:
+    serialization, content = _extra("hazmat.primitives.serialization"), path.read_bytes()
+    ours = b"OPENSSH" in content.partition(b"\n")[0]
+    try:
+        load = serialization.load_ssh_private_key if ours else serialization.load_pem_private_key
+        return load(content, None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} holds no private key; allowed: the file as it was, or a new folder") from error
 
 
 def _host(host: str) -> Any:

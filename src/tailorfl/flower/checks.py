@@ -16,6 +16,10 @@ class RefusedError(Exception):
     """An answer that does not count, and why."""
 
 
+class ChangedError(RefusedError):
+    """A site has other data than it said."""
+
+
 # What reading an answer may end with, whatever a site has put into it.
 UNREADABLE = (RefusedError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 SHOWN = 300  # characters of what a site says
@@ -51,8 +55,15 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Schema) -> None:
 def check_samples(samples: float, known: int) -> int:
     """As many training rows as the site said it has."""
     if not isinstance(samples, int) or samples != known:
-        raise RefusedError(f"it counts {samples} training rows, and said that it has {known}")
+        raise ChangedError(f"it counts {samples} training rows, and said that it has {known}")
     return samples
+
+
+def check_loss(loss: float) -> float:
+    """A training loss that can enter the average."""
+    if not math.isfinite(loss):
+        raise RefusedError(f"its training loss is {loss}")
+    return loss
 
 
 def check_norm(sent: Values, received: Mapping[str, Tensor], gradients: bool, bound: float) -> None:
@@ -75,7 +86,7 @@ def check_score(numbers: Mapping[str, float], known: int) -> dict[str, float]:
     samples, correct = numbers["samples"], numbers["correct"]
     # None of the rows: where there is no object to find in them.
     if samples not in (0, known) or not 0 <= correct <= samples:
-        raise RefusedError(f"a score counts {correct} hits of {samples} rows, and the site said that it has {known}")
+        raise ChangedError(f"a score counts {correct} hits of {samples} rows, and the site said that it has {known}")
     if numbers["loss"] < 0:
         raise RefusedError(f"a score has a loss of {numbers['loss']:g}")
     return dict(numbers)

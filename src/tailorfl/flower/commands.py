@@ -1,7 +1,9 @@
 """The command ``tailor flower``: an app, keys, a site, or a whole federation on one machine for a trial."""
 
 import json
+import ssl
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,17 +22,26 @@ flower_app = typer.Typer(help="Federations of sites that run by themselves, on F
 
 APP = "app"  # the folder of a trial's app
 SHOWN = 15  # rounds in the table while a run is under way
+LIMITS = ("wait", "deadline", "min_answers", "max_update_norm", "max_samples")  # that a trial which goes on keeps
 COLUMNS = ("round", "answered", "loss", "accuracy", "seconds")
 
 Experiment = Annotated[
     str | None,
     typer.Argument(metavar="EXPERIMENT", help="A method (see 'tailor methods'), or a YAML file of settings."),
 ]
-Wait = Annotated[float, typer.Option("--wait", help="Seconds to wait for the sites before the first round.")]
-Deadline = Annotated[float, typer.Option("--deadline", help="Seconds until a round ends without the sites that lack.")]
-MinAnswers = Annotated[int, typer.Option("--min-answers", help="Answers without which a round is not used.")]
-MaxNorm = Annotated[float, typer.Option("--max-update-norm", help="Refuse updates longer than this; 0: none.")]
-MaxSamples = Annotated[int, typer.Option("--max-samples", help="No site counts for more samples; 0: no limit.")]
+Wait = Annotated[
+    float | None, typer.Option("--wait", help="Seconds to wait for the sites before the first round (600).")
+]
+Deadline = Annotated[
+    float | None, typer.Option("--deadline", help="Seconds until a round ends without the sites that lack (600).")
+]
+MinAnswers = Annotated[int | None, typer.Option("--min-answers", help="Answers without which a round is not used (1).")]
+MaxNorm = Annotated[
+    float | None, typer.Option("--max-update-norm", help="Refuse updates longer than this; 0, the default: none.")
+]
+MaxSamples = Annotated[
+    int | None, typer.Option("--max-samples", help="No site counts for more samples; 0, the default: no limit.")
+]
 
 
 @flower_app.command()
@@ -42,11 +53,11 @@ def up(
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="So many sites; by default all clients.")] = None,
     tls: Annotated[bool, typer.Option("--tls", help="With certificates, and keys of the sites.")] = False,
     port: Annotated[int | None, typer.Option("--port", help="Of the SuperLink; by default a free one.")] = None,
-    wait: Wait = 600.0,
-    deadline: Deadline = 600.0,
-    min_answers: MinAnswers = 1,
-    max_update_norm: MaxNorm = 0.0,
-    max_samples: MaxSamples = 0,
+    wait: Wait = None,
+    deadline: Deadline = None,
+    min_answers: MinAnswers = None,
+    max_update_norm: MaxNorm = None,
+    max_samples: MaxSamples = None,
     data_dir: DataDir = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -54,7 +65,8 @@ def up(
 ) -> None:
     """Try a federation on this machine: a server and its sites as processes of their own."""
     from tailorfl.flower.launch import check_port, program
-    from tailorfl.flower.project import RunConfig, experiment_text, read_run, write_app
+    from tailorfl.flower.project import PROJECT, RunConfig, experiment_text, read_run, write_app
+    from tailorfl.flower.roll import handed_over
     from tailorfl.study.run import SUMMARY
 
     show_log(quiet)
@@ -63,14 +75,22 @@ def up(
     stored = _stored(_place(out_dir) / APP) if resume and out_dir else {}
     checked = _checked(experiment, settings, config, stored)
     folder = (out_dir or fresh(f"{checked.method_name}-flower-seed{checked.experiment.seed}")).absolute()
-    if not (resume and (folder / SUMMARY).is_file()):
+    if not (resume and (folder / SUMMARY).is_file() and handed_over(folder)):
         _check_folder(folder, resume)
         program("flower-superlink")
         if port is not None:
             check_port(port)
         app = _place(folder) / APP
-        number = _how_many(checked, nodes or (read_run(app).nodes if resume else None), data_dir)
-        limits = _limits(wait, deadline, min_answers, max_update_norm, max_samples)
+        before = read_run(app) if resume and (app / PROJECT).is_file() else None
+        number = _how_many(checked, nodes or (before.nodes if before else None), data_dir)
+        stored = {} if before is None else {name: getattr(before, name) for name in LIMITS}
+        limits = stored | _limits(
+            wait=wait,
+            deadline=deadline,
+            min_answers=min_answers,
+            max_update_norm=max_update_norm,
+            max_samples=max_samples,
+        )
         write_app(app, RunConfig(experiment_text(checked), str(folder), nodes=number, **limits))
         _launch(checked, folder, number, tls, port, data_dir, Console(stderr=True, quiet=True) if quiet else err)
     _show(folder, out)
@@ -97,7 +117,8 @@ def _launch(
     except LaunchError as failed:
         _fail(failed, f"logs: {place / 'logs'}")
     except Stopped:
-        stopped(f"tailor flower up --resume --out {folder}{' --tls' if tls else ''}")
+        again = f" --data-dir {quote(str(data_dir))}" if data_dir else ""
+        stopped(f"tailor flower up --resume --out {quote(str(folder))}{' --tls' if tls else ''}{again}")
     if shown.quiet:
         return
     err.print(f"all processes stopped; logs: {place / 'logs'}", highlight=False, soft_wrap=True)
@@ -114,11 +135,11 @@ def app(
         Path | None, typer.Option("--state", help="Where virtual nodes keep their clients' state.")
     ] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=0, help="Sites to wait for; 0: as many as clients.")] = 0,
-    wait: Wait = 600.0,
-    deadline: Deadline = 600.0,
-    min_answers: MinAnswers = 1,
-    max_update_norm: MaxNorm = 0.0,
-    max_samples: MaxSamples = 0,
+    wait: Wait = None,
+    deadline: Deadline = None,
+    min_answers: MinAnswers = None,
+    max_update_norm: MaxNorm = None,
+    max_samples: MaxSamples = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an app that is there.")] = False,
 ) -> None:
     """Write an experiment as a Flower app, for 'flwr run'."""
@@ -135,7 +156,13 @@ def app(
         read_run(to)  # an app of ours, or a line that says it is not
     run = (out_dir or to.with_name(f"{to.name}-run")).absolute()
     kept = str(state.absolute()) if state else ""
-    limits = _limits(wait, deadline, min_answers, max_update_norm, max_samples)
+    limits = _limits(
+        wait=wait,
+        deadline=deadline,
+        min_answers=min_answers,
+        max_update_norm=max_update_norm,
+        max_samples=max_samples,
+    )
     write_app(to, RunConfig(experiment_text(checked), str(run), kept, nodes, **limits))
     out.print(f"app: {to}; run it with: flwr run {to} NAME --stream", highlight=False, markup=False, soft_wrap=True)
     out.print(f"results, on the server's machine: {run}", highlight=False, markup=False, soft_wrap=True)
@@ -340,6 +367,11 @@ def _check_trust(ca: Path | None, key: Path | None, insecure: bool) -> None:
     for option, path in (("--root-certificates", ca), ("--key", key)):
         if path and not path.is_file():
             raise UserError(f"{option} {path}: there is no such file")
+    try:
+        if ca:
+            ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise UserError(f"--root-certificates {ca}: holds no certificate; allowed: ca.crt") from error
 
 
 def _how_many(checked: "Config", wanted: int | None, data_dir: Path | None) -> int:
@@ -352,9 +384,9 @@ def _how_many(checked: "Config", wanted: int | None, data_dir: Path | None) -> i
     return wanted or there
 
 
-def _limits(wait: float, deadline: float, min_answers: int, max_update_norm: float, max_samples: int) -> dict[str, Any]:
-    limits: dict[str, Any] = {"wait": wait, "deadline": deadline, "min_answers": min_answers}
-    return limits | {"max_update_norm": max_update_norm, "max_samples": max_samples}
+def _limits(**given: float | None) -> dict[str, Any]:
+    """Those that are named; others have their defaults, or stay as they are."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _show(folder: Path, out: Console) -> None:

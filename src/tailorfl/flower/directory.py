@@ -18,6 +18,7 @@ from tailorfl.flower.state import check_name
 log = logging.getLogger(__name__)
 
 HELLO = "query"
+AGAIN = 60.0  # seconds after which a node that cannot take part is asked again: its data may be there now
 PATIENCE = 3  # deadlines after which an answer, however late, is no longer waited for
 
 
@@ -48,7 +49,9 @@ class Directory:
     closed: bool = False  # whether only known sites may take part
     visits: dict[str, int] = field(default_factory=dict)  # how often each site has said who it is
     _asked: dict[str, int] = field(default_factory=dict)  # message: node
-    _heard: dict[int, str] = field(default_factory=dict)  # node: site; no name if it cannot take part
+    _heard: dict[int, str] = field(default_factory=dict)  # node: site
+    _refused: dict[int, tuple[str, float]] = field(default_factory=dict)  # node: why it cannot take part, since when
+    clock: Callable[[], float] = time.monotonic
 
     def look(self) -> None:
         """Ask nodes that have come who they are, and forget those that have gone."""
@@ -58,7 +61,9 @@ class Directory:
         # Where two nodes had one name, the other may now take its place.
         self._heard = {node: name for node, name in self._heard.items() if node in present and name not in gone}
         self._asked = {message: node for message, node in self._asked.items() if node in present}
-        strangers = present - set(self._heard) - set(self._asked.values())
+        self._refused = {node: found for node, found in self._refused.items() if node in present}
+        refused = {node for node, (_, since) in self._refused.items() if self.clock() < since + AGAIN}
+        strangers = present - set(self._heard) - set(self._asked.values()) - refused
         facts = pack({"experiment": self.experiment})
         sent = [FlowerMessage(facts, node, HELLO, ttl=lifetime(self.rules)) for node in sorted(strangers)]
         for message, identity in zip(sent, self.push(sent), strict=True):
@@ -81,12 +86,18 @@ class Directory:
         node = self._asked.pop(reply.metadata.reply_to_message_id, None)
         if node is None:
             return False
-        self._heard[node] = ""
+        before, _ = self._refused.pop(node, ("", 0.0))
         try:
             self._enter(node, content(reply))
         except (UserError, *UNREADABLE) as error:
-            log.warning("node %d cannot take part: %s", node, why(error))
+            if why(error) != before:
+                log.warning("node %d cannot take part: %s", node, why(error))
+            self._refused[node] = why(error), self.clock()
         return True
+
+    def forget(self, name: str) -> None:
+        """What a site said of itself holds no longer: it is asked again."""
+        self._heard.pop(self.node_of.pop(name, -1), None)
 
     def _enter(self, node: int, content: RecordDict) -> None:
         facts = facts_of(content)

@@ -1,6 +1,7 @@
 """Clients that live on other machines: a federation over Flower's grid."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,10 @@ from tailorfl.federation.selection import NOBODY_LATE, Latecomers
 from tailorfl.federation.store import ClientStore
 from tailorfl.flower.checks import (
     UNREADABLE,
+    ChangedError,
     RefusedError,
     Schema,
+    check_loss,
     check_norm,
     check_samples,
     check_score,
@@ -89,6 +92,7 @@ class OnFlower:
         self._forms = [vars(self.directory.known[self._someone(n)].form) for n in range(len(parts))]
         self._digests: dict[str, str] = {}
         self._round = 0  # the one that is under way
+        self._trained_in: dict[int, int] = {}  # the last round in which a client's answer counted, since this start
 
     def _someone(self, group: int) -> str:
         groups = self.data.group_of or (0,) * self.data.clients
@@ -130,8 +134,10 @@ class OnFlower:
             expected = contents.reports(client)
             try:
                 found[client] = Report.read(_good(reply), self._known(client), expected)
+                if not all(math.isfinite(score["loss"]) for score in found[client].scores.values()):
+                    log.warning("round %d: the loss of %s is not finite", round, self.data.names[client])
             except UNREADABLE as error:
-                self._refuse(client, why(error))
+                self._refuse(client, error)
         self._untested(clients, found)
         others = dict.fromkeys(name for report in found.values() for name in report.others)
         measures = dict.fromkeys(name for report in found.values() for name in report.measures)
@@ -154,7 +160,7 @@ class OnFlower:
                 known = getattr(self._known(client), split)
                 found[client] = check_score(metrics_of(_good(reply), f"score.{split}"), known)
             except UNREADABLE as error:
-                self._refuse(client, why(error))
+                self._refuse(client, error)
         self._untested(clients, found)
         return _gathered(found)
 
@@ -185,8 +191,13 @@ class OnFlower:
                     self._diverge(client)
                 else:
                     found[client] = self._checked(client, content, contents.received(client), schema)
+                    self._trained_in[client] = round
+                    if facts_of(content).get("lost"):
+                        log.warning(
+                            "round %d: %s has lost what it kept, and began anew", round, self.data.names[client]
+                        )
             except UNREADABLE as error:
-                self._refuse(client, why(error))
+                self._refuse(client, error)
         return found
 
     def _checked(self, client: int, content: RecordDict, received: Message, schema: Schema) -> Answers:
@@ -202,7 +213,7 @@ class OnFlower:
             (client,),
             torch.tensor([samples]),
             {name: tensor[None].to(device) for name, tensor in sent.items()},
-            torch.tensor([float(numbers["loss"])]),
+            torch.tensor([check_loss(float(numbers["loss"]))]),
         )
 
     def rehearse(self, round: int, client: int, received: Message) -> Schema:
@@ -248,9 +259,12 @@ class OnFlower:
         if absent:
             self.faults["untested"] = sorted(absent.union(self.faults.get("untested", ())))
 
-    def _refuse(self, client: int, reason: str) -> None:
+    def _refuse(self, client: int, error: Exception) -> None:
+        name = self.data.names[client]
         self.faults.setdefault("refused", []).append(client)
-        log.warning("round %d: the answer of %s is refused: %s", self._round, self.data.names[client], reason)
+        log.warning("round %d: the answer of %s is refused: %s", self._round, name, why(error))
+        if isinstance(error, ChangedError):
+            self.directory.forget(name)
 
     def _diverge(self, client: int) -> None:
         if client not in self.diverged:
@@ -272,6 +286,7 @@ class OnFlower:
             "client": client,
             "clients": self.data.clients,
             "forms": self._forms,
+            "last": self._trained_in.get(client, 0),
             **groups,
         }
 

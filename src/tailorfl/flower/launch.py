@@ -4,7 +4,6 @@ Everything that is started carries a mark in its environment, and so does all th
 ended by their ids, and only those that carry the mark: nothing stays behind, and nobody else's process is touched.
 """
 
-import fcntl
 import http.client
 import json
 import os
@@ -28,6 +27,7 @@ from typing import Any
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.flower.certs import Certs, make_certs
+from tailorfl.flower.lock import alone
 from tailorfl.flower.project import Value, node_config
 
 LOOPBACK = "127.0.0.1"
@@ -231,18 +231,6 @@ def cleared(mark: str) -> Iterator[None]:
         yield
     finally:
         sweep(mark)
-
-
-@contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """One command at a time; a command that was killed holds nothing."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{lock.parent} is in use by another command (it holds {lock.name})") from None
-        yield
 
 
 def program(name: str) -> str:

@@ -12,6 +12,7 @@ import yaml
 from flwr.app import Context, RecordDict
 
 from tailorfl.data import FederatedData, PartitionOptions
+from tailorfl.data.atomic import flush
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message
 from tailorfl.federation.evaluation import ClientScores
@@ -143,6 +144,7 @@ class Node:
         start = time.perf_counter()
         number, client, state = int(facts["round"]), int(facts["client"]), self._state(facts)
         ticket = state.begin(int(facts["term"]), number)
+        lost = int(facts.get("last", 0)) > 0 and not state.rounds()
         federation = self._federation(facts, state.load(number))
         message = self._message(facts, content, state)
         answers = next(iter(federation.train(number, (client,), message)), None)
@@ -151,7 +153,7 @@ class Node:
         entries = federation.store.entries.get(client, {})
         state.commit(ticket, entries)
         seconds = time.perf_counter() - start
-        return _answer(answers, state.archived(), seconds)
+        return _answer(answers, {"archived": state.archived()} | ({"lost": True} if lost else {}), seconds)
 
     def evaluate(self, facts: dict[str, Any], content: RecordDict) -> RecordDict:
         """How well this client's model does on its own data; nothing is kept."""
@@ -179,6 +181,9 @@ class Node:
         check_deployable(type(self.config.method), self.config.method_name)
         with whole_folder(state.folder / MODEL) as temporary:
             exporter.write(temporary, cohort)
+            for path in temporary.iterdir():  # the server will believe that it is here for good
+                flush(path)
+        flush(state.folder)
         log.info("the model of round %d: %s", number, state.folder / MODEL)
         return pack({})
 
@@ -293,14 +298,14 @@ def _archive(facts: Mapping[str, Any], content: RecordDict, state: SiteState) ->
     return found
 
 
-def _answer(answers: Answers, archived: tuple[str, ...], seconds: float) -> RecordDict:
+def _answer(answers: Answers, facts: dict[str, Any], seconds: float) -> RecordDict:
     numbers = {
         "samples": int(answers.samples[0]),
         "loss": float(answers.loss[0]),
         "seconds": seconds,
     }
     sent = {name: stack[0] for name, stack in answers.tensors.items()}
-    return pack({"archived": archived}, answer=arrays(sent), numbers=metrics(numbers))
+    return pack(facts, answer=arrays(sent), numbers=metrics(numbers))
 
 
 def _score(scores: ClientScores) -> dict[str, float]:

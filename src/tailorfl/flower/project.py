@@ -37,6 +37,8 @@ class RunConfig:
     max_samples: int = 0
 
     def __post_init__(self) -> None:
+        if not self.deadline > 0:
+            raise UserError(f"deadline={self.deadline}: allowed: numbers above 0")
         least = {"nodes": 0, "wait": 0, "deadline": 0, "min_answers": 1, "max_update_norm": 0, "max_samples": 0}
         for name, lowest in least.items():
             value = getattr(self, name)

@@ -17,16 +17,19 @@ from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import newest_checkpoint
 from tailorfl.flower.directory import Directory, Rules, gather
 from tailorfl.flower.federation import OnFlower
+from tailorfl.flower.lock import alone
 from tailorfl.flower.node import experiment_of
-from tailorfl.flower.outline import Site, ordered, outline
+from tailorfl.flower.outline import ordered, outline
 from tailorfl.flower.project import RunConfig
+from tailorfl.flower.roll import MODELS, SITES, Roll, handed_over, served
 from tailorfl.study.build import Built, build_on, cast, latecomers
 from tailorfl.study.config import Config
 from tailorfl.study.run import CHECKPOINTS, CONFIG, FEDERATION, Run, restore
 
 log = logging.getLogger(__name__)
 
-SITES, MODELS = "sites.json", "models.json"  # who takes part, and who has its model at the end
+LOCK = ".server.lock"  # held by a server that is under way
+ORPHANED = 60.0  # seconds that a server may live on after its SuperLink was killed
 DEFAULTS = RunConfig(experiment="", out="").entries()  # of all keys
 
 
@@ -64,28 +67,18 @@ def _number(given: Mapping[str, Any], key: str) -> float:
     return value
 
 
-@dataclass
-class Roll:
-    """Who takes part, by which name the experiment is known to the sites, and how often the server was started."""
-
-    experiment: str
-    term: int
-    sites: list[Site]
-
-    @staticmethod
-    def read(path: Path) -> "Roll":
-        found = json.loads(path.read_text())
-        return Roll(found["experiment"], found["term"], [Site.read(site) for site in found["sites"]])
-
-    def write(self, path: Path) -> None:
-        facts = {"experiment": self.experiment, "term": self.term, "sites": [site.facts() for site in self.sites]}
-        with durable_file(path) as temporary:
-            temporary.write_text(json.dumps(facts, indent=1) + "\n")
-
-
 def serve(grid: Grid, context: Context) -> dict[str, Any] | None:
     """Run the experiment of the run configuration to its end; go on where an earlier run of it stopped."""
     config, options = experiment_of(context.run_config), ServerOptions.read(context.run_config)
+    taken = (
+        f"another run is under way in {options.out}; allowed: to wait for its end ('flwr list' shows it), to stop it "
+        "('flwr stop'), another out"
+    )
+    with alone(options.out / FEDERATION / LOCK, taken, ORPHANED):
+        return _serve(grid, config, options)
+
+
+def _serve(grid: Grid, config: Config, options: ServerOptions) -> dict[str, Any] | None:
     begun = (options.out / CONFIG).is_file()
     made: list[Built[OnFlower]] = []  # nothing, if the run had ended before
 
@@ -111,10 +104,9 @@ def _ended(built: Built[OnFlower], folder: Path) -> Built[OnFlower]:
 
 def _hand_over(find: Callable[[], Built[OnFlower]], folder: Path) -> None:
     """Sites get their models when the run has ended; noted, so that the next start asks those that have none."""
-    note, path = folder / FEDERATION / MODELS, folder / FEDERATION / SITES
-    before = json.loads(note.read_text())["sites"] if note.is_file() else []
-    if {site.name for site in Roll.read(path).sites} <= set(before):
+    if handed_over(folder):
         return
+    note, before = folder / FEDERATION / MODELS, served(folder)
     built = find()
     number = built.server.round
     done = built.federation.hand_over(number, built.loop.message_for_evaluation(), before)
