@@ -210,7 +210,7 @@ def test_a_comparison_sets_methods_side_by_side(tailor: Tailor, tmp_path: Path) 
     assert (tmp_path / "both/fedper/summary.json").is_file()
     refused = tailor("compare", "fedavg", "local", *QUICK, "--out", "both")
     assert (refused.status, refused.err.count("\n")) == (2, 1)
-    assert "both/fedavg exists" in refused.err
+    assert "both holds results; allowed: another --out" in refused.err
 
 
 def test_a_comparison_takes_in_a_method_when_it_is_resumed(tailor: Tailor, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tailorfl import __version__
-from tailorfl.commands import compare, gather, reproduce, sweep
+from tailorfl.commands import compare, gather, reproduce, sweep, way_of
 from tailorfl.console import (
     ConfigFile,
     DataDir,
@@ -29,7 +28,7 @@ from tailorfl.console import (
     show_log,
     stopped,
 )
-from tailorfl.errors import UserError
+from tailorfl.errors import UserError, in_a_line
 from tailorfl.flower.commands import flower_app
 from tailorfl.report.commands import report, serve, show_page
 
@@ -71,6 +70,7 @@ def run(
 ) -> None:
     """Train one method and write the results into a folder."""
     from tailorfl.study.config import configure, read_settings
+    from tailorfl.study.grid import diverged_updates
     from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.run import CONFIG
     from tailorfl.study.tables import stage_table, summary_table
@@ -92,13 +92,15 @@ def run(
     checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
     folder = out_dir or fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
     with StopOnInterrupt(err) as stop:
-        summary = _run(checked, folder, data_dir, resume, force, quiet, stop, loggers or ())
+        summary = _run(checked, folder, way_of(data_dir, resume, force, 1, loggers), quiet, stop)
     if summary is None:
         stopped(f"tailor run --resume --out {folder}")
     out.print(summary_table([summary]))
     if "stages" in summary:
         out.print(stage_table(summary))
     out.print(f"results: {folder}", highlight=False, soft_wrap=True)
+    if said := diverged_updates(checked.method_name, summary):
+        err.print(f"note: {said}", highlight=False, markup=False, soft_wrap=True)
     if page:
         show_page(folder)
 
@@ -282,7 +284,7 @@ def main() -> None:
     except UserError as error:
         _refuse(str(error))
     except OSError as error:
-        _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _refuse(in_a_line(error))
     except USAGE_ERROR as error:
         _refuse(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
@@ -296,29 +298,21 @@ def _refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _run(
-    checked: Any,
-    folder: Path,
-    data_dir: Path | None,
-    resume: bool,
-    force: bool,
-    quiet: bool,
-    stop: Any,
-    loggers: Sequence[str] = (),
-) -> dict[str, Any] | None:
-    from tailorfl.study.loggers import Logs
+def _run(checked: Any, folder: Path, way: Any, quiet: bool, stop: Any) -> dict[str, Any] | None:
+    """One run with a bar; a fault of the code or the machine is one line, and the rest in a file."""
+    from tailorfl.study.cells import Cell, Failure, execute
     from tailorfl.study.progress import RunProgress
-    from tailorfl.study.run import Run
 
     # One console for the bar and the log: lines then go above the bar instead of through it.
     shown = Console(stderr=True, quiet=True) if quiet else err
-    with (
-        RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress,
-        Logs(loggers, checked, folder, resume, progress) as logs,
-    ):
-        summary = Run(checked, folder, data_dir, logs, lambda: stop.wanted).execute(resume, force)
-        logs.end(summary)
-        return summary
+    with RunProgress(shown, checked.method_name, checked.experiment.rounds) as progress:
+        result = execute(Cell(checked.method_name, checked, folder), way, progress, lambda: stop.wanted)
+    if isinstance(result, Failure):
+        if result.refused:
+            raise UserError(result.reason)
+        err.print(f"tailor: {result.reason}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+    return result
 
 
 def _idea(kind: Any) -> str:

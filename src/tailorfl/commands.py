@@ -48,7 +48,7 @@ def compare(
         raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
     lines, seeds = comparison.plan_comparison(names, read)
     folder = _folder(out_dir, resume, "comparison", f"compare-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, _way(data_dir, resume, force, jobs, loggers), quiet)
+    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, jobs, loggers), quiet)
     if found := grid.measured():
         comparison.write_table([comparison.over_runs(list(runs.values())) for runs in found.values()], folder)
         paired = paired_table(comparison.write_statistics(grid))
@@ -63,7 +63,7 @@ def compare(
         folders = {line.title: [grid.path(line, seed) for seed in runs] for line, runs in found.items()}
         _draw(lambda path: comparison.draw_curves(folders, path), folder / comparison.PLOT)
         _page(folder, page)
-    _end(grid.failed())
+    _end(grid.failed(), grid.notes)
 
 
 def sweep(
@@ -97,7 +97,7 @@ def sweep(
         raise UserError("no method is named; allowed: tailor sweep METHOD key=a,b [key=value ...]")
     lines, seeds = sweeps.plan_sweep(str(name), sweeps.read_values(pairs), base)
     folder = _folder(out_dir, resume, "sweep", f"sweep-{name}-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, _way(data_dir, resume, force, jobs, loggers), quiet)
+    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, jobs, loggers), quiet)
     if found := grid.measured():
         sweeps.write_statistics(grid)
         keys = sweeps.swept_keys(lines)
@@ -107,7 +107,7 @@ def sweep(
         _written(folder, RESULTS)
         _draw(lambda path: sweeps.draw_sweep(grid, path), folder / sweeps.PLOT)
         _page(folder, page)
-    _end(grid.failed())
+    _end(grid.failed(), grid.notes)
 
 
 def reproduce(
@@ -145,11 +145,11 @@ def reproduce(
     planned = plan(study, studies.resumed_options(study, given, out_dir) if resume and out_dir else given)
     if options:
         return _show_cells(planned)
-    folder = out_dir or fresh(study.name)
+    folder, way = out_dir or fresh(study.name), way_of(data_dir, resume, False, jobs, loggers)
     if not resume:
         studies.check_folder(folder, force)
     studies.begin(planned, folder, force)
-    _reproduce(name, planned, folder, _way(data_dir, resume, False, jobs, loggers), quiet, page)
+    _reproduce(name, planned, folder, way, quiet, page)
 
 
 def _compute(
@@ -208,9 +208,7 @@ def _reproduce(name: str, planned: "Plan", folder: Path, way: "Way", quiet: bool
         _draw(lambda path: draw(outcome, path), folder / picture_of(planned))
     if outcome.summaries:
         _page(folder, page)
-    for line in outcome.notes:
-        _say(f"note: {line}", err)
-    _end(outcome.failed())
+    _end(outcome.failed(), outcome.notes)
 
 
 def gather(
@@ -232,7 +230,7 @@ def gather(
 # What they have in common.
 
 
-def _way(data_dir: Path | None, resume: bool, force: bool, jobs: int, loggers: Sequence[str] | None) -> "Way":
+def way_of(data_dir: Path | None, resume: bool, force: bool, jobs: int, loggers: Sequence[str] | None) -> "Way":
     from tailorfl.study.cells import Way
     from tailorfl.study.loggers import find_logger
 
@@ -289,8 +287,10 @@ def _page(folder: Path, wanted: bool) -> None:
         show_page(folder)
 
 
-def _end(failed: Sequence[str]) -> None:
+def _end(failed: Sequence[str], notes: Sequence[str]) -> None:
     """Name what failed at the end, where it is not overlooked; exit status 1 then."""
+    for line in notes:
+        _say(f"note: {line}", err)
     for line in failed:
         _say(f"not measured: {line}", err)
     if failed:

@@ -3,3 +3,8 @@
 
 class UserError(Exception):
     """Bad input. The command prints the message as one line and exits with status 2."""
+
+
+def in_a_line(error: OSError) -> str:
+    """What the machine refuses, and of which file."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -332,3 +332,12 @@ def test_a_table_with_clients_can_be_federated_naturally(tmp_path: Path) -> None
     data = federate(source, PartitionOptions(partition="natural"), 0)
     assert data.names == ("x", "y", "z")
     assert data.train.counts.tolist() == [15, 15, 15]
+
+
+@pytest.mark.parametrize(("option", "text"), [("label_column", "0.1,a,\n"), ("client_column", "0.1,,x\n")])
+def test_a_row_without_a_label_or_a_client_is_named(tmp_path: Path, option: str, text: str) -> None:
+    (tmp_path / "table.csv").write_text("dose,site,y\n" + "0.2,a,x\n0.3,b,z\n" * 5 + text)
+    column = {"label_column": "y", "client_column": "site"}[option]
+    options = SourceOptions(label_column="y", client_column="site")
+    with pytest.raises(UserError, match=f"{option}={column} is empty in row 11; allowed: a value in every row"):
+        load_source(f"csv:{tmp_path / 'table.csv'}", None, options)

@@ -15,6 +15,8 @@ from study_runs import SMALL, Tailor, clients, identical, pairs, rounds, small
 
 from tailorfl.data import load_partition
 from tailorfl.errors import UserError
+from tailorfl.report.page import page_data
+from tailorfl.report.results import read_results
 from tailorfl.study.build import build
 from tailorfl.study.cells import Way
 from tailorfl.study.compare import (
@@ -289,3 +291,53 @@ def test_a_method_that_fails_is_named_at_the_end_and_the_others_are_compared(
     assert study("compare", *methods, *QUICK, "--out", "out", "--resume")[0] == 0
     assert not (tmp_path / "out/broken_method.Broken/error.txt").exists()
     assert clients(tmp_path / "out/fedavg") == clients(tmp_path / "out/broken_method.Broken")
+
+
+def test_tables_of_other_results_are_not_overwritten(study: Tailor, tmp_path: Path) -> None:
+    assert study("compare", "fedavg", "local", *QUICK, "--no-page", "--out", "out")[0] == 0
+    recipe = ("ppfe/table1", "column=cifar10-s2", "methods=local", "seeds=1", "augment=none", "network=mlp", *pairs())
+    assert study("reproduce", *recipe, "-q", "--no-page", "--out", "paper")[0] == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.csv")}
+    for arguments, said in (
+        (("compare", "ditto", "--out", "out"), "out holds results; allowed: another --out"),
+        (("compare", "fedavg", "--out", "out", "--resume"), "out has method=local seed=0 too; allowed: to name all"),
+        (("compare", "fedavg", "local", "ditto", "--out", "paper"), "paper holds a study of 'tailor reproduce'"),
+        (("sweep", "fedavg", "lr=0.1,0.2", "--out", "out", "--resume"), "out has method=fedavg lr=None seed=0 too"),
+    ):
+        status, _, err = study(*arguments, *QUICK)
+        assert (status, err.count("\n"), said in err) == (2, 1, True), err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.csv")} == before
+
+
+def test_a_method_that_diverges_is_not_a_result(study: Tailor, tmp_path: Path) -> None:
+    status, _, err = study("compare", "local", "fedavg-ft", *QUICK, "finetune_epochs=1", "lr=1e30", "--out", "out")
+    assert status == 1
+    assert "not measured: " in err
+    assert "diverged: the loss on test data is not finite" in err
+    page = page_data(read_results([tmp_path / "out"]))
+    assert any("diverged" in line for line in page["notes"])
+
+
+EXITS = """
+import sys
+
+from tailorfl.methods.fedavg import FedAvg
+
+class Exits(FedAvg):
+    def train(self, clients, received):
+        sys.exit(3)
+"""
+
+
+def test_a_method_that_ends_the_program_ends_its_own_run_only(
+    study: Tailor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exits.py").write_text(EXITS)
+    monkeypatch.syspath_prepend(tmp_path)
+    status, _, err = study("compare", "exits:Exits", "local", *QUICK, "--no-page", "--out", "out")
+    assert (status, [row["method"] for row in tidy(tmp_path / "out")]) == (1, ["local"])
+    assert "not measured: exits:Exits (seed 0): SystemExit: 3 (see out/exits.Exits/error.txt)" in err
+    page = page_data(read_results([tmp_path / "out"]))
+    assert page["progress"] == ["exits:Exits: failed: SystemExit: 3"]
+    status, _, err = study("run", "exits:Exits", *QUICK, "--out", "alone")
+    assert (status, err) == (1, "tailor: SystemExit: 3 (see alone/error.txt)\n")

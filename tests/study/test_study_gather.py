@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from study_runs import Tailor, pairs
 
+from tailorfl.errors import UserError
 from tailorfl.study.gather import Figure, gather, markdown, merge, read_figures, scores_of, write_figures
 from tailorfl.study.recipe import recipes
 
@@ -51,9 +52,19 @@ def test_a_claim_holds_only_by_figures_that_are_there() -> None:
 
 
 def test_a_newer_figure_replaces_the_one_of_the_same_cell_and_seed() -> None:
-    figures = merge([ONE, replace(ONE, seed=1), replace(ONE, value=50.0, settings="rounds=2")])
+    other = replace(ONE, column="cifar10-s5", settings="rounds=2")
+    figures = merge([ONE, replace(ONE, seed=1), replace(ONE, value=50.0), other])
     assert scores_of(figures)(("ppfe", "cifar10-s2"), None) == {0: 50.0, 1: 90.0}
     assert "With settings other than the recipe's: `rounds=2`." in markdown(figures, "all.csv")
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    with pytest.raises(UserError, match=r"measured with the recipe's settings and 'rounds=2'; allowed: the same"):
+        merge([ONE, replace(ONE, seed=1, settings="rounds=2")])
+    with pytest.raises(UserError, match="figure=last and with figure=best"):
+        merge([ONE, replace(ONE, column="cifar10-s5", moment="best")])
+    with pytest.raises(UserError, match="mine/table is a study of your own"):
+        merge([replace(ONE, study="mine/table")])
 
 
 def test_figures_are_in_the_order_of_the_recipes_whatever_came_first() -> None:

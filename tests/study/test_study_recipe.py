@@ -757,6 +757,7 @@ def test_a_file_with_several_studies_needs_the_name_of_one(tmp_path: Path) -> No
         ({"rows": {"fedavg": {}, "fedper": {"of": "fedavg", "lr": 1}}, "claims": []}, "lr: a row of another's runs"),
         ({"rows": {"fedavg": {}, "fedper": {"of": "fedavg"}}, "cells": {"fedper": {"two": {}}}, "claims": []}, "cells"),
         ({"seeds": []}, "seeds=[]"),
+        ({"measure": "personalised_accuracy"}, "did you mean personalized_accuracy?"),
         ({"rows": {"fedavg": {}, "fedper": {"measure": "personalized_loss"}}, "claims": []}, "measure"),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_sweep_of_one_key_chooses_by_validation_data(study: Tailor, tmp_path: 
         assert float(row["personalized_accuracy"]) == found["personalized_accuracy"]
         means[row["lr"]] = means.get(row["lr"], 0.0) + found["validation_accuracy"] / 2
     chosen = max(means, key=means.__getitem__)
-    assert f"best by validation accuracy: lr={chosen} ({percent(means[chosen])} %, mean over 2 seeds)" in out
+    assert f"best by validation accuracy: lr={chosen} ({percent(means[chosen])} %, mean over 2 seeds" in out
     assert "results: out/results.csv\npicture: out/sweep.png\n" in out
     assert (tmp_path / "out/sweep.png").read_bytes().startswith(b"\x89PNG")
     statistics = read(tmp_path / "out/statistics.csv")
@@ -250,3 +250,10 @@ def test_shown_values_are_those_that_yaml_reads() -> None:
     for value in (True, None, 3, 0.5, "word", [1, [2, "a"]], {"hidden": [8, 4], "flag": False}):
         assert yaml.safe_load(shown(value)) == value
     assert math.isclose(yaml.safe_load(shown(0.1 + 0.2)), 0.3)
+
+
+def test_settings_that_tie_are_counted() -> None:
+    tied = grid({(lr, seed): (0.8, 0.5) for lr in (0.1, 0.2) for seed in (0, 1)})
+    assert choice(tied) == (
+        "best by validation accuracy: lr=0.1 (80.00 %, mean over 2 seeds; 1 other has the same, the first is named)"
+    )

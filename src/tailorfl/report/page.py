@@ -48,6 +48,7 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
         "version": __version__,
         "runs": len(results.runs),
         "progress": progress_of(results),
+        "notes": notes_of(results),
         "study": None if study is None else asdict(study),
         "panels": [
             {
@@ -72,7 +73,20 @@ def progress_of(results: Results) -> list[str]:
             if not run.finished:
                 seed = f", seed {run.seed}" if len(entry.runs) > 1 else ""
                 name = f"{entry.panel}, {entry.label}" if entry.panel else entry.label
-                lines.append(f"{name}{seed}: {_so_far(run)}")
+                lines.append(f"{name}{seed}: {f'failed: {run.error}' if run.error else _so_far(run)}")
+    return lines
+
+
+def notes_of(results: Results) -> list[str]:
+    """A line for each run that has ended with something that its figures do not tell."""
+    lines = []
+    for entry in results.entries:
+        for run in entry.runs:
+            name = ", ".join(filter(None, (entry.panel, entry.label, f"seed {run.seed}")))
+            if run.summary and "personalized_loss" in run.summary and run.summary["personalized_loss"] is None:
+                lines.append(f"{name}: diverged: the loss on test data is not finite")
+            if many := number((run.summary or {}).get("diverged_updates")):
+                lines.append(f"{name}: {many:.0f} updates diverged and were left out")
     return lines
 
 

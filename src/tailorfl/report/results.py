@@ -16,12 +16,12 @@ from typing import Any, Literal
 import yaml
 
 from tailorfl.errors import UserError
-from tailorfl.study.reproduce import OPTIONS
 from tailorfl.study.run import (
     CHECKPOINTS,
     CLASSES,
     CLIENTS,
     CONFIG,
+    ERROR,
     EXPORTS,
     FEDERATION,
     MAY_CHANGE,
@@ -30,7 +30,7 @@ from tailorfl.study.run import (
     ROUNDS,
     SUMMARY,
 )
-from tailorfl.study.tidy import RESULTS
+from tailorfl.study.tidy import OPTIONS, RESULTS
 
 Kind = Literal["run", "comparison", "study", "several"]
 Notes = dict[int, dict[str, dict[str, float]]]  # round, client, name
@@ -77,6 +77,7 @@ class RunResult:
     measures: list[dict[str, str]] = field(default_factory=list)  # round, client, and what a method measures
     notes: Notes = field(default_factory=dict)
     summary: dict[str, Any] | None = None
+    error: str = ""  # why it failed, in a line
 
     @property
     def method(self) -> str:
@@ -264,6 +265,7 @@ def read_run(folder: Path) -> RunResult:
         measures=_read_table(folder / MEASURES, ("round", "client")),
         notes=_read_notes(folder / NOTES),
         summary=_read_summary(folder / SUMMARY),
+        error=_read_error(folder / ERROR),
     )
 
 
@@ -305,6 +307,11 @@ def _read_summary(file: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no figures; was it changed?")
     return found
+
+
+def _read_error(file: Path) -> str:
+    lines = [line.strip() for line in _text(file).splitlines() if line.strip()] if file.is_file() else []
+    return lines[-1] if lines else ""
 
 
 def _read_clients(file: Path) -> list[ClientResult]:

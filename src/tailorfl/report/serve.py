@@ -3,6 +3,7 @@
 import hashlib
 import html
 import json
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,9 @@ def serve(root: Path, host: str, port: int, ready: Callable[[str], None]) -> Non
     hosts = LOOPBACK if host in LOOPBACK else ("*",)
     config = uvicorn.Config(make_app(root, hosts), host=host, port=port, log_level="warning", ws="none")
     try:
-        listener = config.bind_socket()
-    except SystemExit as error:  # what uvicorn does where the port is taken
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
         raise UserError(f"{host}:{port} cannot be listened on; allowed: another --port or --host") from error
     with listener:
         name, number = listener.getsockname()[:2]

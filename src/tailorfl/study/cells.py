@@ -2,13 +2,14 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from tailorfl.data.atomic import whole_file
-from tailorfl.errors import UserError
+from tailorfl.errors import UserError, in_a_line
 from tailorfl.study.config import Config
 from tailorfl.study.loggers import Logs
 from tailorfl.study.run import ERROR, SUMMARY, Run
@@ -102,21 +103,26 @@ def execute(
 ) -> Result | None:
     """One cell in this process: its summary, why there is none, or None if it was stopped."""
     error = cell.folder / ERROR
+    with suppress(OSError):
+        error.unlink()  # of the last attempt
     try:
-        error.unlink(missing_ok=True)  # of the last attempt
         with Logs(way.loggers, cell.config, cell.folder, way.resume, watch) as logs:
             summary = Run(cell.config, cell.folder, way.data_dir, logs, stop).execute(way.resume, way.force)
             logs.end(summary)
             return summary
     except UserError as problem:
         return Failure(str(problem), refused=True)
-    except Exception as problem:  # a fault of the code, of a plug-in or of the machine: the other cells go on
+    except OSError as problem:  # a full disk, a file that may not be read
+        keep_error(error, traceback.format_exc())
+        return Failure(in_a_line(problem), refused=True)
+    except (Exception, SystemExit) as problem:  # of the code, a plug-in or the machine: the other cells go on
         said = " ".join(str(problem).split())
-        kept = _keep(error, traceback.format_exc())
+        kept = keep_error(error, traceback.format_exc())
         return Failure(f"{type(problem).__name__}: {said}{f' (see {error})' if kept else ''}")
 
 
-def _keep(path: Path, text: str) -> bool:
+def keep_error(path: Path, text: str) -> bool:
+    """Why a run failed, in its folder; False where not even that can be written."""
     try:
         with whole_file(path) as temporary:
             temporary.write_text(text)

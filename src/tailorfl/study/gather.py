@@ -80,11 +80,27 @@ def _read(kind: Any, text: str) -> Any:
 def merge(figures: Iterable[Figure]) -> list[Figure]:
     """One figure for each cell and seed, the last that is given; in the order of the recipes."""
     found = {one.key: one for one in figures}
-    unknown = [one for one in found.values() if not _known(one)]
-    if unknown:
-        one = unknown[0]
-        raise UserError(f"{one.study} has no cell {one.row}, {one.column}; allowed: what 'tailor reproduce' lists")
+    for one in found.values():
+        if one.study not in recipes():
+            raise UserError(f"{one.study} is a study of your own; allowed: those that 'tailor reproduce' lists")
+        if not _known(one):
+            raise UserError(f"{one.study} has no cell {one.row}, {one.column}; allowed: what --options shows of it")
+    _check_alike(found.values())
     return sorted(found.values(), key=_place)
+
+
+def _check_alike(figures: Iterable[Figure]) -> None:
+    """One table is of one moment, and the seeds of a cell are of the same settings: else their mean says nothing."""
+    moments: dict[str, str] = {}
+    settings: dict[tuple[str, str, str], str] = {}
+    for one in figures:
+        if one.moment != moments.setdefault(one.study, one.moment):
+            raise UserError(f"{one.study} was measured with figure=last and with figure=best; allowed: one of them")
+        cell = one.study, one.row, one.column
+        before = settings.setdefault(cell, one.settings)
+        if one.settings != before:
+            said = " and ".join(f"'{each}'" if each else "the recipe's settings" for each in (before, one.settings))
+            raise UserError(f"{', '.join(cell)} was measured with {said}; allowed: the same for all seeds of a cell")
 
 
 def _known(one: Figure) -> bool:

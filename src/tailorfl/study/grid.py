@@ -14,7 +14,7 @@ from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import checked_seeds
 from tailorfl.study.run import CONFIG
 from tailorfl.study.statistics import interval
-from tailorfl.study.tidy import flat, write_results
+from tailorfl.study.tidy import OPTIONS, RESULTS, as_text, flat, read_csv, write_results
 
 # What is said of a line over its seeds, where it has it.
 ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accuracy", "personalized_accuracy_std")
@@ -40,6 +40,7 @@ class Grid:
     seeds: tuple[int, ...]
     summaries: dict[tuple[Line, int], dict[str, Any]] = field(default_factory=dict)
     failures: dict[tuple[Line, int], Failure] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Seed by seed: what is stopped half-way has a whole table of fewer seeds.
@@ -63,7 +64,26 @@ class Grid:
                 raise UserError(f"{place} holds a run of one seed; allowed: another --out, or one seed")
             if not several and any(place.glob(f"seed-*/{CONFIG}")):
                 raise UserError(f"{place} holds runs of several seeds; allowed: another --out, or several seeds")
+        self._check_tables(way)
         check_folders(list(self.cells), way)
+
+    def _check_tables(self, way: Way) -> None:
+        """The tables of other results are not overwritten, and those that go on lose no line."""
+        if (self.folder / OPTIONS).is_file():
+            raise UserError(f"{self.folder} holds a study of 'tailor reproduce'; allowed: another --out")
+        if way.force or not (self.folder / RESULTS).is_file():
+            return
+        if not way.resume:
+            raise UserError(
+                f"{self.folder} holds results; allowed: another --out, --resume to go on, --force to replace"
+            )
+        named = {tuple(map(as_text, (*line.settings.values(), seed))): True for line, seed in self.cells.values()}
+        keys = [*self.lines[0].settings, "seed"]
+        for row in read_csv(self.folder / RESULTS):
+            line = tuple(str(row.get(key)) for key in keys)
+            if not named.pop(line, False):
+                said = " ".join(f"{key}={value}" for key, value in zip(keys, line, strict=True))
+                raise UserError(f"{self.folder} has {said} too; allowed: to name all that it has, another --out")
 
     def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
@@ -77,6 +97,9 @@ class Grid:
         return whole
 
     def _add(self, cell: Cell, result: Result) -> None:
+        if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result)):
+            self.notes.append(said)
+        result = refused(result)
         if isinstance(result, Failure):
             self.failures[self.cells[cell]] = result
         else:
@@ -125,6 +148,19 @@ class Grid:
             if failure := self.failures.get((line, seed)):
                 groups.setdefault(failure.reason, {}).setdefault(line.title, []).append(seed)
         return [f"{names_and_seeds(lines)}: {reason}" for reason, lines in groups.items()]
+
+
+def refused(result: Result) -> Result:
+    """A run that has come to nothing counts as failed."""
+    if not isinstance(result, Failure) and result["personalized_loss"] is None:
+        return Failure("diverged: the loss on test data is not finite")
+    return result
+
+
+def diverged_updates(title: str, summary: Mapping[str, Any]) -> str:
+    """What is to be said of a run in which some updates came to nothing."""
+    many = summary["diverged_updates"]
+    return f"{title}: {many} updates diverged and were left out" if many else ""
 
 
 def _over_seeds(key: str, values: Sequence[float]) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.study.cells import Failure, Result
 from tailorfl.study.compare import evaluated_rounds
 from tailorfl.study.config import shown
-from tailorfl.study.grid import names_and_seeds
+from tailorfl.study.grid import diverged_updates, names_and_seeds, refused
 from tailorfl.study.recipe import Cell, Claim, Moment, Plan, Point, Recipe, best_of, folder_of
 from tailorfl.study.run import MAY_CHANGE
 from tailorfl.study.statistics import client_figures, holm, interval, over_seeds, paired
@@ -50,14 +50,14 @@ class Outcome:
     def add(self, cell: Cell, summary: dict[str, Any]) -> None:
         """The summary of a finished run; one whose figure is no number counts as failed."""
         key, measure = (cell.row, cell.column, cell.seed), self.plan.recipe.measure_of(cell.row, cell.column)
-        if summary["personalized_loss"] is None:
-            self.failures[key] = "diverged: the loss on test data is not finite"
+        if isinstance(failure := refused(summary), Failure):
+            self.failures[key] = failure.reason
         elif figure_of(summary, measure) is None:
             self.failures[key] = f"its summary has no {measure}"
         else:
             self.summaries[key] = summary
-        if summary["diverged_updates"]:
-            self.noted[key] = f"{cell.title}: {summary['diverged_updates']} updates diverged and were left out"
+        if said := diverged_updates(cell.title, summary):
+            self.noted[key] = said
 
     def order(self) -> Iterator[Key]:
         """The cells as they are planned, whatever ended first."""

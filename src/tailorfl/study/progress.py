@@ -19,20 +19,26 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from tailorfl.study.cells import Cell, Failure, Result
 
+WIDE = 120  # letters on a line that take a whole bar
+
 
 def bars(console: Console) -> Progress:
-    """A bar a run: title, rounds, time, and the last figures."""
+    """A bar a run: title, rounds, time, and the last figures; these are cut on a narrow terminal, and not the rest."""
+    narrow = console.width < WIDE
+    clock = Column(no_wrap=True, min_width=7)
     return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, ratio=2)),
+        BarColumn(bar_width=8 if narrow else 30),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TimeElapsedColumn(table_column=clock),
+        TimeRemainingColumn(table_column=clock),
+        TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, ratio=3)),
+        expand=narrow,
         console=console,
         disable=not console.is_terminal,
     )

@@ -4,6 +4,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,6 +19,16 @@ PACKAGED = Path(__file__).parent / "recipes"
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
 ACCURACY = "personalized_accuracy"
 MOST_SEEDS = 10_000
+FIGURES = (  # of a summary, whatever the method
+    *(
+        f"{model}_{what}"
+        for model in ("personalized", "global", "new_client", "joining")
+        for what in ("accuracy", "loss")
+    ),
+    *("personalized_accuracy_std", "worst_decile_accuracy", "validation_accuracy", "training_accuracy"),
+    *("participation_gap", "out_of_sample_gap", "group_accuracies", "group_mean_accuracy", "adapted_accuracy"),
+    *("training_loss", "bytes_up", "bytes_down", "parameters", "shared_parameters", "seconds_training"),
+)
 
 Settings = dict[str, Any]
 Point = tuple[str, str]  # row and column
@@ -178,6 +189,9 @@ class Recipe(BaseModel):
             raise ValueError("measure: rows and columns name one; allowed: only rows, or only columns")
         if len({in_percent(self.measure_of(row, column)) for row in self.rows for column in self.columns}) > 1:
             raise ValueError("measure: the figures of one table are all accuracies, or none is")
+        for row in self.rows:
+            for column in self.columns:
+                check_measure(self.measure_of(row, column))
         if (self.kind == "measures") != bool(self.against and self.lines):
             raise ValueError("allowed: kind: measures with against: MEASURE and lines: [MEASURE, ...], or another kind")
         if self.figure == "best":
@@ -235,6 +249,14 @@ def folder_of(recipe: Recipe, row: str, column: str, seed: int) -> Path:
     """Where a cell's run lies, within a study's folder."""
     run, place = recipe.run_of(row, column)
     return Path(place, run, f"seed-{seed}")
+
+
+def check_measure(measure: str) -> None:
+    """Refuse a slip of the pen before hours of training; a method may have figures that nobody else has."""
+    name = measure.partition(".")[0]
+    meant = get_close_matches(name, FIGURES, 1, 0.85)
+    if name not in FIGURES and meant:
+        raise ValueError(f"measure: {measure!r} is no figure of a summary; did you mean {meant[0]}?")
 
 
 def in_percent(measure: str) -> bool:

@@ -22,9 +22,7 @@ from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
 from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, check_writable, clear
-from tailorfl.study.tidy import PARQUET, RESULTS, STATISTICS
-
-OPTIONS = "options.yaml"
+from tailorfl.study.tidy import OPTIONS, PARQUET, RESULTS, STATISTICS
 
 Show = Callable[[int, int], None]  # steps done, of how many
 Rows = list[dict[str, Any]]

@@ -86,9 +86,14 @@ def best(grid: Grid) -> Line | None:
 
     None where there is no validation data. A setting of which a run is missing does not compete.
     """
+    return next(iter(_leading(grid)), None)
+
+
+def _leading(grid: Grid) -> list[Line]:
+    """The settings that no other one surpasses."""
     found = {line: [one[VALIDATION] for one in runs.values()] for line, runs in grid.measured().items()}
-    whole = {line: some for line, some in found.items() if len(some) == len(grid.seeds) and None not in some}
-    return max(whole, key=lambda line: fmean(whole[line])) if whole else None
+    means = {line: fmean(some) for line, some in found.items() if len(some) == len(grid.seeds) and None not in some}
+    return [line for line, mean in means.items() if mean == max(means.values())]
 
 
 def choice(grid: Grid) -> str:
@@ -97,7 +102,9 @@ def choice(grid: Grid) -> str:
     if chosen is not None:
         found = percent(fmean(one[VALIDATION] for one in grid.of(chosen).values()))
         over = f", mean over {len(grid.seeds)} seeds" if len(grid.seeds) > 1 else ""
-        return f"best by validation accuracy: {chosen.title} ({found} %{over})"
+        ties = len(_leading(grid)) - 1
+        also = f"; {ties} other{'s have' if ties > 1 else ' has'} the same, the first is named" if ties else ""
+        return f"best by validation accuracy: {chosen.title} ({found} %{over}{also})"
     if grid.regression:
         return "no setting is chosen: a regression has no validation accuracy, and test data is not to choose by"
     if any(one[VALIDATION] is not None for one in grid.summaries.values()):

@@ -11,6 +11,7 @@ from tailorfl.data.extras import import_extra
 from tailorfl.errors import UserError
 
 RESULTS, PARQUET = "results.csv", "results.parquet"  # a row a run
+OPTIONS = "options.yaml"  # of a study of a paper: what was chosen of it
 STATISTICS = "statistics.csv"  # a row for what is told from others, or compared with them
 
 Row = Mapping[str, Any]
@@ -33,6 +34,11 @@ def write_csv(rows: Sequence[Row], path: Path, names: Sequence[str] = ()) -> Non
         writer = csv.DictWriter(file, fieldnames=columns_of(rows, names))
         writer.writeheader()
         writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _write_parquet(rows: Sequence[Row], path: Path, names: Sequence[str]) -> None:
@@ -59,6 +65,11 @@ def flat(summary: Row) -> dict[str, Any]:
 def _cell(value: Any) -> Any:
     """What is no single value, such as a list that is an option, as JSON."""
     return json.dumps(value) if isinstance(value, list | tuple | dict) else value
+
+
+def as_text(value: Any) -> str:
+    """As a CSV file has it."""
+    return "" if value is None else str(_cell(value))
 
 
 def _of_one_type(values: Sequence[Any]) -> list[Any]:

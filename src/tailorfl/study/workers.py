@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from tailorfl.study.cells import Cell, Ended, Failure, Stop, Watch, Way, execute
+from tailorfl.study.cells import Cell, Ended, Failure, Stop, Watch, Way, execute, keep_error
 from tailorfl.study.config import configure
+from tailorfl.study.run import ERROR
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 LISTEN = 0.2  # seconds between two looks at whether to stop
@@ -125,7 +126,9 @@ class _Worker:
         except (EOFError, OSError):
             self.dead = True
             self.process.join(PATIENCE)
-            return ENDED, Failure(f"its process {_how_it_ended(self.process.exitcode)}")
+            said = f"its process {_how_it_ended(self.process.exitcode)}"
+            keep_error(self.cell.folder / ERROR, f"{said}\n")
+            return ENDED, Failure(said)
 
     def close(self) -> None:
         self.pipe.close()  # at which it ends

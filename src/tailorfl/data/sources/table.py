@@ -71,6 +71,9 @@ def table_source(
     label = column_named(name, columns, "label_column", options.label_column or list(columns)[-1])
     client = column_named(name, columns, "client_column", options.client_column)
     text = column_named(name, columns, "text_column", options.text_column)
+    for option, column in (("label_column", label), ("client_column", client)):
+        if column:
+            _check_filled(name, option, column, columns[column])
     targets, found_classes = read_targets(name, label, columns[label], options, classes)
     owner, owners = read_owners(columns[client]) if client else (None, ())
     encoded: EncodedText | None = None
@@ -126,6 +129,13 @@ def read_targets(
             "allowed: classes, or task=regression"
         )
     return torch.from_numpy(numbers.astype(np.int64)), tuple(f"{value:g}" for value in found)
+
+
+def _check_filled(name: str, option: str, column: str, values: Sequence[Any]) -> None:
+    """A row without a label, or without a client, belongs nowhere."""
+    empty = next((row for row, value in enumerate(values, 1) if value is None or not str(value).strip()), None)
+    if empty is not None:
+        raise UserError(f"data={name}: {option}={column} is empty in row {empty}; allowed: a value in every row")
 
 
 def read_owners(values: Sequence[Any]) -> tuple[Tensor, tuple[str, ...]]:

@@ -236,6 +236,7 @@ function show(data) {
   const main = document.querySelector("main");
   main.replaceChildren(
     ...(data.progress.length ? [el("ul", { id: "progress" }, ...data.progress.map((line) => el("li", {}, line)))] : []),
+    ...(data.notes.length ? [el("ul", { id: "notes" }, ...data.notes.map((line) => el("li", {}, line)))] : []),
     el("section", { id: "study" }, ...study(data)),
     ...data.panels.flatMap((one, place) => panel(one, place, data.panels.length > 1)),
     ...settings(data),
