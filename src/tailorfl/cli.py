@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -94,7 +95,7 @@ def run(
     with StopOnInterrupt(err) as stop:
         summary = _run(checked, folder, way_of(data_dir, resume, force, 1, loggers), quiet, stop)
     if summary is None:
-        stopped(f"tailor run --resume --out {folder}")
+        stopped(f"tailor run --resume --out {quote(str(folder))}")
     out.print(summary_table([summary]))
     if "stages" in summary:
         out.print(stage_table(summary))

@@ -1,7 +1,8 @@
-"""The commands ``tailor compare``, ``tailor sweep`` and ``tailor reproduce``: studies of several runs."""
+"""The commands of several runs: ``tailor compare``, ``tailor sweep``, ``tailor reproduce`` and ``tailor gather``."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -196,7 +197,7 @@ def _reproduce(name: str, planned: "Plan", folder: Path, way: "Way", quiet: bool
     with StopOnInterrupt(err) as stop:
         outcome = measure(planned, folder, way, _shown(quiet), lambda: stop.wanted)
     if outcome is None:
-        stopped(f"tailor reproduce {name} --resume --out {folder}")
+        stopped(f"tailor reproduce {name} --resume --out {quote(str(folder))}")
     for line in heading(outcome):
         _say(line)
     for table in terminal_tables(outcome, out.width):
@@ -255,7 +256,7 @@ def _measured(lines: "Sequence[Line]", seeds: tuple[int, ...], folder: Path, way
     with StopOnInterrupt(err) as stop:
         whole = grid.run(way, _shown(quiet), lambda: stop.wanted)
     if not whole:
-        stopped(f"the same command with --resume --out {folder}")
+        stopped(f"the same command with --resume --out {quote(str(folder))}")
     return grid
 
 
