@@ -311,6 +311,10 @@ def test_methods_are_in_the_order_of_the_command(tmp_path: Path) -> None:
         make_run(tmp_path / method, method)
     (tmp_path / "results.csv").write_text("method,seed\nlocal,0\nfedavg,0\nlocal,1\nditto,")  # the last is not whole
     assert labels(tmp_path) == ["local", "fedavg", "apfl", "ditto"]
+    make_run(tmp_path.parent / f"{tmp_path.name}-other", "fedper")
+    assert labels(tmp_path.parent / f"{tmp_path.name}-other", tmp_path) == [
+        "fedper", "local", "fedavg", "apfl", "ditto"
+    ]  # fmt: skip
 
 
 def test_a_title_of_many_methods_counts_them(tmp_path: Path) -> None:

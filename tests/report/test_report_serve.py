@@ -50,6 +50,14 @@ def test_all_runs_are_listed_and_those_that_belong_together(client: TestClient) 
     assert names(client, "folders") == ["cmp"]
 
 
+def test_a_comparison_over_seeds_is_one_folder_and_not_one_for_each_method(client: TestClient, root: Path) -> None:
+    for method in ("fedavg", "fedper"):
+        for seed in (0, 1):
+            write_run(root / "big" / method / f"seed-{seed}", method=method, seed=seed, rounds=1)
+    (root / "big" / "results.csv").write_text("method,seed\nfedavg,0\n")
+    assert names(client, "folders") == ["big", "cmp"]
+
+
 def test_runs_are_shown_alone_together_and_by_their_folder(client: TestClient) -> None:
     def shown(query: str) -> list[str]:
         [panel] = client.get(f"/data.json?{query}").json()["panels"]

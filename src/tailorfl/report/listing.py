@@ -13,6 +13,7 @@ from tailorfl.report.tables import Cell, Head, Table, figure, word
 from tailorfl.study.run import CONFIG, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent
+from tailorfl.study.tidy import RESULTS
 
 LAST = 65536  # bytes of a file in which its last line is looked for
 
@@ -69,13 +70,14 @@ def _whole(value: Any) -> Cell:
 
 
 def _folders(root: Path, runs: Sequence[Path]) -> Table:
-    """The folders with several runs, as a command wrote them; parts of a study are not listed."""
+    """The folders with several runs, as a command wrote them, by name; parts of what a command wrote are not listed."""
     held = Counter(parent for run in runs for parent in run.parents if root in parent.parents)
     studies = {folder: read_options(folder).get("study", "") for folder in held}
+    written = {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
     rows = tuple(
-        (word(folder.relative_to(root).as_posix()), word(studies[folder]), Cell(str(count), count))
-        for folder, count in held.items()
-        if count > 1 and not any(studies.get(parent) for parent in folder.parents)
+        (word(folder.relative_to(root).as_posix()), word(studies[folder]), Cell(str(held[folder]), held[folder]))
+        for folder in sorted(held)
+        if held[folder] > 1 and written.isdisjoint(folder.parents)
     )
     heads = (Head("folder", words=True), Head("study", words=True), Head("runs"))
     return Table("folders", "Comparisons, sweeps and studies", "", heads, rows)

@@ -208,7 +208,7 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
         if not inside:
             raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: folders that 'tailor' wrote")
         found |= {path: folder for path in inside if path not in found}
-    runs = [read_run(path) for path in found]
+    runs = _as_named([read_run(path) for path in found], found)
     places = {path: path.relative_to(folder) for path, folder in found.items()}
     if len(folders) > 1:
         named = {path: Path(folder.name, places[path]) for path, folder in found.items()}
@@ -219,8 +219,7 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
     options = read_options(folder)
     if options and all(len(place.parts) == 3 for place in places.values()):
         return Results(title or str(options.get("study")), "study", _cells(runs, folder, options), folder, options)
-    entries = _in_order(label_runs(runs, places), folder)
-    return Results(title or _common_title([entry.first for entry in entries]), "comparison", entries, folder)
+    return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder)
 
 
 def find_runs(folder: Path, deepest: int = DEEPEST) -> list[Path]:
@@ -441,10 +440,17 @@ def _settings(run: RunResult) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key != "seed" and key not in MAY_CHANGE}
 
 
-def _in_order(entries: tuple[Entry, ...], folder: Path) -> tuple[Entry, ...]:
-    """Methods as they were named to the command, where its table is there."""
-    named = [row["method"] for row in _read_table(folder / RESULTS, ("method",))]
-    return tuple(sorted(entries, key=lambda entry: named.index(entry.method) if entry.method in named else len(named)))
+def _as_named(runs: Iterable[RunResult], folders: Mapping[Path, Path]) -> list[RunResult]:
+    """Folder by folder; in each the methods as they were named to the command, where its table is there."""
+    named = {folder: [row.get("method") for row in _read_table(folder / RESULTS, ())] for folder in folders.values()}
+    order = list(named)
+
+    def place(run: RunResult) -> tuple[int, int]:
+        folder = folders[run.folder]
+        methods = named[folder]
+        return order.index(folder), methods.index(run.method) if run.method in methods else len(methods)
+
+    return sorted(runs, key=place)
 
 
 def _label(run: RunResult, all_settings: Sequence[Mapping[str, Any]], places: Mapping[Path, Path]) -> str:
