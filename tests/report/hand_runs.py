@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from tailorfl.report.results import Entry, Results, read_run
+from tailorfl.report.results import Entry, Results
+from tailorfl.report.runs import read_run
 
 Rows = Iterable[Sequence[Any]]
 

@@ -14,7 +14,8 @@ pytest.importorskip("plotly", reason="needs the extra report")
 from hand_runs import client, line, make_run
 
 from tailorfl.report.page import LARGEST, page_data, render, write_page
-from tailorfl.report.results import Entry, Results, read_results, read_run
+from tailorfl.report.results import Entry, Results, read_results
+from tailorfl.report.runs import read_run
 
 NAMES = [
     "</script><script>alert(1)</script>",

@@ -11,7 +11,8 @@ from hand_runs import client, line, make_run
 
 from tailorfl.errors import UserError
 from tailorfl.report.page import page_data
-from tailorfl.report.results import find_runs, natural, number, read_results, read_rounds, read_run, shown
+from tailorfl.report.results import find_runs, read_results, shown
+from tailorfl.report.runs import natural, number, read_rounds, read_run
 
 APPENDED = ("rounds.jsonl", "measures.csv", "notes.csv")
 
@@ -242,7 +243,7 @@ def labels(*folders: Path) -> list[str]:
 
 
 def test_one_run_is_called_by_its_method_and_data(tmp_path: Path) -> None:
-    results = read_results([make_run(tmp_path / "x", "ditto", seed=3, data="csv:/home/me/sites.csv")])
+    results = read_results([make_run(tmp_path / "x", "ditto", seed=3, data="csv:/data/mine/sites.csv")])
     assert (results.title, results.kind, results.folder) == ("ditto on csv:sites.csv, seed 3", "run", tmp_path / "x")
     assert [(entry.label, len(entry.runs)) for entry in results.entries] == [("ditto", 1)]
     assert read_results([tmp_path / "x"], "mine").title == "mine"

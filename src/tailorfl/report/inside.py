@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tailorfl.report.marks import Axis, Band, Bars, HeatMap, Line, Numbers, Plot, Scale, drawn, short, thinned, unique
-from tailorfl.report.results import Notes, RunResult, groups_of, number
+from tailorfl.report.runs import Notes, RunResult, groups_of, number
 from tailorfl.study.mixing import WAYS, frozen_layers, has_mixing
 
 

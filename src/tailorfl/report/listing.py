@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tailorfl.report.results import number, read_options, read_yaml
+from tailorfl.report.results import read_options
+from tailorfl.report.runs import number, read_yaml
 from tailorfl.report.tables import Cell, Head, Table, figure, word
 from tailorfl.study.run import CONFIG, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number

@@ -17,7 +17,8 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.data.extras import import_extra
 from tailorfl.report.marks import MOST, Plot
 from tailorfl.report.plots import plots_of
-from tailorfl.report.results import Results, RunResult, number
+from tailorfl.report.results import Results
+from tailorfl.report.runs import RunResult, number
 from tailorfl.report.settings import common_settings, repeats
 from tailorfl.report.study import study_of
 from tailorfl.report.tables import tables_of

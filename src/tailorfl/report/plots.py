@@ -22,7 +22,8 @@ from tailorfl.report.marks import (
     thinned,
     unique,
 )
-from tailorfl.report.results import ClassCounts, ClientResult, Entry, Results, RunResult, groups_of, number
+from tailorfl.report.results import Entry, Results
+from tailorfl.report.runs import ClassCounts, ClientResult, RunResult, groups_of, number
 from tailorfl.study.tables import UNITS, largest_unit
 
 MOST_DOTS = 1500  # points of a scatter plot, all methods together

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import UserError
-from tailorfl.report.results import Results, RunResult
+from tailorfl.report.results import Results
+from tailorfl.report.runs import RunResult
 from tailorfl.report.tables import Cell, Head, Table, word
 from tailorfl.study.outcome import Outcome, beside, figure, grounds, heading, verdicts
 from tailorfl.study.recipe import Plan, Recipe, Selection, plan

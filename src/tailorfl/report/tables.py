@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from tailorfl.report.marks import thinned
-from tailorfl.report.results import Entry, Results, RunResult, number
+from tailorfl.report.results import Entry, Results
+from tailorfl.report.runs import RunResult, number
 from tailorfl.study.statistics import holm, interval, over_seeds, paired
 from tailorfl.study.tables import UNITS, amount, largest_unit, probability
 from tailorfl.study.tables import number as as_number
