@@ -26,7 +26,9 @@ from tailorfl.console import (
     err,
     fresh,
     out,
+    say,
     show_log,
+    split_method,
     stopped,
 )
 from tailorfl.errors import UserError, in_a_line
@@ -77,10 +79,7 @@ def run(
     from tailorfl.study.tables import stage_table, summary_table
 
     show_log(quiet)
-    pairs = list(settings or [])
-    if method and "=" in method:
-        pairs = [method, *pairs]
-        method = None
+    method, pairs = split_method(method, settings)
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the run")
     read = read_settings(pairs, config)
@@ -99,9 +98,9 @@ def run(
     out.print(summary_table([summary]))
     if "stages" in summary:
         out.print(stage_table(summary))
-    out.print(f"results: {folder}", highlight=False, soft_wrap=True)
-    if said := diverged_updates(checked.method_name, summary):
-        err.print(f"note: {said}", highlight=False, markup=False, soft_wrap=True)
+    say(f"results: {folder}")
+    if said := diverged_updates(checked.method_name, summary["diverged_updates"]):
+        say(f"note: {said}", err)
     if page:
         show_page(folder)
 
@@ -127,11 +126,11 @@ def export(
     from tailorfl.study.export import in_words
 
     def show(about: dict[str, Any]) -> None:
-        out.print(in_words(about), highlight=False, markup=False, soft_wrap=True)
+        say(in_words(about))
 
     show_log(quiet=True)
     written = write(folder, client, out_dir, data_dir, force, show)
-    out.print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
+    say(f"written: {written}")
 
 
 @app.command()
@@ -154,7 +153,7 @@ def predict(
     found = predictions.predict(model, inputs, batch_size, top, threshold)
     if out_file:
         rows = predictions.write_csv(found, out_file, err)
-        out.print(f"written: {out_file} ({rows:,} rows)", highlight=False, markup=False, soft_wrap=True)
+        say(f"written: {out_file} ({rows:,} rows)")
     elif out.is_terminal:
         out.print(predictions.as_table(found))
     else:
@@ -187,7 +186,7 @@ def draw(
         draw_mixing(folder, client, path)
     else:
         draw_detections(folder, client, path, images, threshold, data_dir)
-    out.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
+    say(f"picture: {path}")
 
 
 @app.command()
@@ -241,7 +240,7 @@ def data_inspect(
     out.print(shade_counts(data), highlight=False, soft_wrap=True)
     if picture:
         draw_counts(data, picture)
-        out.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+        say(f"picture: {picture}")
 
 
 @data_app.command("prepare")
@@ -275,7 +274,7 @@ def data_prepare(
     out.print(f"{name}: {source.train_size:,} training and {source.test_size:,} test samples", highlight=False)
     if to:
         save_source(source, to, limit)
-        out.print(f"written: {to}; use it as data=file:{to}", highlight=False, soft_wrap=True)
+        say(f"written: {to}; use it as data=file:{to}")
 
 
 def main() -> None:
@@ -295,7 +294,7 @@ def main() -> None:
 
 def _refuse(message: str) -> NoReturn:
     if message:  # none where the help was printed instead
-        err.print(f"tailor: {message}", highlight=False, markup=False, soft_wrap=True)
+        say(f"tailor: {message}", err)
     sys.exit(2)
 
 
@@ -311,7 +310,7 @@ def _run(checked: Any, folder: Path, way: Any, quiet: bool, stop: Any) -> dict[s
     if isinstance(result, Failure):
         if result.refused:
             raise UserError(result.reason)
-        err.print(f"tailor: {result.reason}", highlight=False, markup=False, soft_wrap=True)
+        say(f"tailor: {result.reason}", err)
         raise typer.Exit(1)
     return result
 

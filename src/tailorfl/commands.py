@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tailorfl.console import ConfigFile, DataDir, Loggers, Page, Quiet, Settings, err, fresh, out, show_log, stopped
+from tailorfl.console import (
+    ConfigFile,
+    DataDir,
+    Loggers,
+    Page,
+    Quiet,
+    Settings,
+    err,
+    fresh,
+    out,
+    say,
+    show_log,
+    split_method,
+    stopped,
+)
 from tailorfl.errors import UserError
 from tailorfl.report.commands import show_page
 
@@ -90,9 +104,7 @@ def sweep(
     from tailorfl.study.tidy import RESULTS
 
     show_log(quiet)
-    pairs, base = list(settings or ()), read_settings([], config)
-    if method and "=" in method:
-        pairs, method = [method, *pairs], None
+    (method, pairs), base = split_method(method, settings), read_settings([], config)
     name = method or base.get("method")
     if not name:
         raise UserError("no method is named; allowed: tailor sweep METHOD key=a,b [key=value ...]")
@@ -104,7 +116,7 @@ def sweep(
         keys = sweeps.swept_keys(lines)
         rows = [([shown(one.settings[key]) for key in keys], list(runs.values())) for one, runs in found.items()]
         out.print(lines_table(keys, rows, seeds))
-        _say(sweeps.choice(grid))
+        say(sweeps.choice(grid))
         _written(folder, RESULTS)
         _draw(lambda path: sweeps.draw_sweep(grid, path), folder / sweeps.PLOT)
         _page(folder, page)
@@ -169,7 +181,7 @@ def _compute(
     written = studies.write(rows, checked, name, folder)
     for table in study.tables(rows, checked):
         out.print(table)
-    _say(f"results: {written}")
+    say(f"results: {written}")
     if picture := study.picture:
         _draw(lambda path: picture(rows, checked, path), written.with_suffix(".png"))
 
@@ -181,9 +193,9 @@ def _show_cells(planned: "Plan") -> None:
     recipe = planned.recipe
     out.print(cells_table(planned))
     for claim in recipe.claims:
-        _say(f"claim: {claim.sentence(recipe)}")
+        say(f"claim: {claim.sentence(recipe)}")
     for one in recipe.open:
-        _say(f"open: {one}")
+        say(f"open: {one}")
 
 
 def _reproduce(name: str, planned: "Plan", folder: Path, way: "Way", quiet: bool, page: bool) -> None:
@@ -199,11 +211,11 @@ def _reproduce(name: str, planned: "Plan", folder: Path, way: "Way", quiet: bool
     if outcome is None:
         stopped(f"tailor reproduce {name} --resume --out {quote(str(folder))}")
     for line in heading(outcome):
-        _say(line)
+        say(line)
     for table in terminal_tables(outcome, out.width):
         out.print(table)
     for line in claim_lines(outcome):
-        _say(line)
+        say(line)
     _written(folder, TABLE, RESULTS)
     if planned.recipe.kind != "table" and outcome.summaries:
         _draw(lambda path: draw(outcome, path), folder / picture_of(planned))
@@ -224,8 +236,8 @@ def gather(
     from tailorfl.study import gather as gathering
 
     table, page = gathering.gather(folders or (), to)
-    _say(f"figures: {table}")
-    _say(f"page: {page}")
+    say(f"figures: {table}")
+    say(f"page: {page}")
 
 
 # What they have in common.
@@ -265,22 +277,18 @@ def _shown(quiet: bool) -> Console:
     return Console(stderr=True, quiet=True) if quiet else err
 
 
-def _say(line: str, console: Console = out) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 def _written(folder: Path, *names: str) -> None:
     """The runs are done and their tables are in the folder."""
-    _say(f"results: {', '.join(str(folder / name) for name in names)}")
+    say(f"results: {', '.join(str(folder / name) for name in names)}")
 
 
 def _draw(draw: Callable[[Path], None], path: Path) -> None:
     """Draw a picture where the extra for it is installed."""
     try:
         draw(path)
-        _say(f"picture: {path}")
+        say(f"picture: {path}")
     except UserError as missing:
-        _say(f"no picture: {missing}", err)
+        say(f"no picture: {missing}", err)
 
 
 def _page(folder: Path, wanted: bool) -> None:
@@ -291,8 +299,8 @@ def _page(folder: Path, wanted: bool) -> None:
 def _end(failed: Sequence[str], notes: Sequence[str]) -> None:
     """Name what failed at the end, where it is not overlooked; exit status 1 then."""
     for line in notes:
-        _say(f"note: {line}", err)
+        say(f"note: {line}", err)
     for line in failed:
-        _say(f"not measured: {line}", err)
+        say(f"not measured: {line}", err)
     if failed:
         raise typer.Exit(1)

@@ -30,9 +30,21 @@ def show_log(quiet: bool) -> None:
     logging.getLogger("tailorfl").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
+def say(line: str, console: Console = out) -> None:
+    """A line as it is: it may hold anything a user typed, and is not broken where the terminal ends."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def split_method(first: str | None, settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """The method may be left out where a file names it: what stands in its place is a setting then."""
+    if first and "=" in first:
+        return None, [first, *(settings or ())]
+    return first, list(settings or ())
+
+
 def stopped(how: str) -> NoReturn:
     """End a command that was interrupted, and say how to go on."""
-    err.print(f"stopped; go on with: {how}", highlight=False, soft_wrap=True)
+    say(f"stopped; go on with: {how}", err)
     raise typer.Exit(130)
 
 

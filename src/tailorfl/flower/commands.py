@@ -1,7 +1,7 @@
 """The command ``tailor flower``: an app, keys, a site, or a whole federation on one machine for a trial."""
 
 import json
-import ssl
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,21 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from tailorfl.console import ConfigFile, DataDir, Page, Quiet, Resume, Settings, err, fresh, out, show_log, stopped
+from tailorfl.console import (
+    ConfigFile,
+    DataDir,
+    Page,
+    Quiet,
+    Resume,
+    Settings,
+    err,
+    fresh,
+    out,
+    say,
+    show_log,
+    split_method,
+    stopped,
+)
 from tailorfl.errors import UserError
 from tailorfl.report.commands import show_page
 
@@ -121,7 +135,7 @@ def _launch(
         stopped(f"tailor flower up --resume --out {quote(str(folder))}{' --tls' if tls else ''}{again}")
     if shown.quiet:
         return
-    err.print(f"all processes stopped; logs: {place / 'logs'}", highlight=False, soft_wrap=True)
+    say(f"all processes stopped; logs: {place / 'logs'}", err)
 
 
 @flower_app.command()
@@ -164,8 +178,8 @@ def app(
         max_samples=max_samples,
     )
     write_app(to, RunConfig(experiment_text(checked), str(run), kept, nodes, **limits))
-    out.print(f"app: {to}; run it with: flwr run {to} NAME --stream", highlight=False, markup=False, soft_wrap=True)
-    out.print(f"results, on the server's machine: {run}", highlight=False, markup=False, soft_wrap=True)
+    say(f"app: {to}; run it with: flwr run {to} NAME --stream")
+    say(f"results, on the server's machine: {run}")
 
 
 @flower_app.command()
@@ -179,9 +193,9 @@ def certs(
 
     written = make_certs(to, hosts or [], nodes or [])
     for path in written:
-        out.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+        say(f"written: {path}")
     if not written:
-        out.print(f"nothing to do: {to} has all of it", highlight=False, markup=False, soft_wrap=True)
+        say(f"nothing to do: {to} has all of it")
 
 
 @flower_app.command()
@@ -217,18 +231,16 @@ def node(
     entries: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     node_config(entries)  # what Flower cannot take is refused before anything starts
 
-    def say(line: str) -> None:
-        err.print(line, highlight=False, markup=False, soft_wrap=True)
-
+    tell = partial(say, console=err)
     site = Site(client, entries, key.absolute() if key else None)
-    say(f"{client}: a SuperNode for {superlink}; log: {state / 'logs' / f'supernode-{client}.log'}")
+    tell(f"{client}: a SuperNode for {superlink}; log: {state / 'logs' / f'supernode-{client}.log'}")
     try:
         with StopOnSignal() as stop:
-            keep_node(site, Link(superlink, ca.absolute() if ca else None), state, stop, say, port)
+            keep_node(site, Link(superlink, ca.absolute() if ca else None), state, stop, tell, port)
     except LaunchError as failed:
         _fail(failed, f"log: {state / 'logs'}")
     except Stopped:
-        say(f"{client}: stopped")
+        tell(f"{client}: stopped")
 
 
 class RoundTable:
@@ -255,7 +267,7 @@ class RoundTable:
             self.live.stop()
 
     def say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line, self.console)
 
     def watch(self) -> None:
         """Show what the file has got since the last time; a round that is run again replaces itself."""
@@ -321,9 +333,7 @@ def _checked(
     """The complete configuration, checked before anything starts."""
     from tailorfl.study.config import configure, read_settings
 
-    pairs = list(settings or [])
-    if experiment and "=" in experiment:
-        pairs, experiment = [experiment, *pairs], None
+    experiment, pairs = split_method(experiment, settings)
     read: dict[str, Any] = {}
     if experiment and experiment.endswith((".yaml", ".yml")):
         read, experiment = read_settings([], Path(experiment)), None
@@ -367,6 +377,8 @@ def _check_trust(ca: Path | None, key: Path | None, insecure: bool) -> None:
     for option, path in (("--root-certificates", ca), ("--key", key)):
         if path and not path.is_file():
             raise UserError(f"{option} {path}: there is no such file")
+    import ssl
+
     try:
         if ca:
             ssl.create_default_context(cafile=ca)
@@ -394,13 +406,13 @@ def _show(folder: Path, out: Console) -> None:
     from tailorfl.study.tables import summary_table
 
     out.print(summary_table([json.loads((folder / SUMMARY).read_text())]))
-    out.print(f"results: {folder}", highlight=False, soft_wrap=True)
+    say(f"results: {folder}")
 
 
 def _fail(failed: Any, where: str) -> None:
     """The last lines of the log that says why, then what failed; exit status 1."""
 
     for line in failed.tail:
-        err.print(line, highlight=False, markup=False, soft_wrap=True)
-    err.print(f"tailor: {failed}; {where}", highlight=False, markup=False, soft_wrap=True)
+        say(line, err)
+    say(f"tailor: {failed}; {where}", err)
     raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tailorfl.console import err, out
+from tailorfl.console import err, say
 from tailorfl.errors import UserError
 
 Folders = Annotated[
@@ -38,10 +38,10 @@ def report(
     if figures and figures.exists() and not figures.is_dir():
         raise UserError(f"--figures {figures} is a file; allowed: a folder")
     write_page(results, path)
-    out.print(f"page: {path}", highlight=False, markup=False, soft_wrap=True)
+    say(f"page: {path}")
     if figures:
         written = write_figures(results, figures)
-        out.print(f"figures: {figures} ({len(written)} files)", highlight=False, markup=False, soft_wrap=True)
+        say(f"figures: {figures} ({len(written)} files)")
 
 
 def serve(
@@ -59,9 +59,9 @@ def serve(
         raise UserError(f"{root} is {'not a folder' if root.exists() else 'not there'}; allowed: a folder of runs")
 
     def ready(address: str) -> None:
-        out.print(f"{root}: {address} (Ctrl-C to stop)", highlight=False, markup=False, soft_wrap=True)
+        say(f"{root}: {address} (Ctrl-C to stop)")
         if host not in server.LOOPBACK:
-            err.print(f"whoever reaches {host} can read the results", highlight=False, markup=False, soft_wrap=True)
+            say(f"whoever reaches {host} can read the results", err)
         if browser:
             webbrowser.open(address)
 
@@ -77,5 +77,5 @@ def show_page(folder: Path) -> None:
     try:
         write_page(read_results([folder]), folder / PAGE)
     except (UserError, OSError) as error:
-        return err.print(f"no page: {error}", highlight=False, markup=False, soft_wrap=True)
-    out.print(f"page: {folder / PAGE}", highlight=False, markup=False, soft_wrap=True)
+        return say(f"no page: {error}", err)
+    say(f"page: {folder / PAGE}")

@@ -4,7 +4,7 @@ import base64
 import gzip
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -22,6 +22,7 @@ from tailorfl.report.runs import RunResult, number
 from tailorfl.report.settings import common_settings, repeats
 from tailorfl.report.study import study_of
 from tailorfl.report.tables import tables_of
+from tailorfl.study.grid import DIVERGED, diverged_updates
 from tailorfl.study.progress import Figures
 
 LARGEST = 6_000_000  # bytes of a page
@@ -49,7 +50,7 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
         "version": __version__,
         "runs": len(results.runs),
         "progress": progress_of(results),
-        "notes": notes_of(results),
+        "notes": [] if study else notes_of(results),  # a study has its own
         "study": None if study is None else asdict(study),
         "panels": [
             {
@@ -68,27 +69,30 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
 
 def progress_of(results: Results) -> list[str]:
     """A line for each run that has not ended: how far it is, and the figures of its last round."""
-    lines = []
-    for entry in results.entries:
-        for run in entry.runs:
-            if not run.finished:
-                seed = f", seed {run.seed}" if len(entry.runs) > 1 else ""
-                name = f"{entry.panel}, {entry.label}" if entry.panel else entry.label
-                lines.append(f"{name}{seed}: {f'failed: {run.error}' if run.error else _so_far(run)}")
-    return lines
+    return [
+        f"{name}: {f'failed: {run.error}' if run.error else _so_far(run)}"
+        for name, run in _named(results)
+        if not run.finished
+    ]
 
 
 def notes_of(results: Results) -> list[str]:
     """A line for each run that has ended with something that its figures do not tell."""
     lines = []
+    for name, run in _named(results):
+        summary = run.summary or {}
+        if "personalized_loss" in summary and summary["personalized_loss"] is None:
+            lines.append(f"{name}: {DIVERGED}")
+        lines.append(diverged_updates(name, int(number(summary.get("diverged_updates")) or 0)))
+    return list(filter(None, lines))
+
+
+def _named(results: Results) -> Iterator[tuple[str, RunResult]]:
+    """Every run, and what it is called in a line; its seed is named where there are several."""
     for entry in results.entries:
         for run in entry.runs:
-            name = ", ".join(filter(None, (entry.panel, entry.label, f"seed {run.seed}")))
-            if run.summary and "personalized_loss" in run.summary and run.summary["personalized_loss"] is None:
-                lines.append(f"{name}: diverged: the loss on test data is not finite")
-            if many := number((run.summary or {}).get("diverged_updates")):
-                lines.append(f"{name}: {many:.0f} updates diverged and were left out")
-    return lines
+            seed = f"seed {run.seed}" if len(entry.runs) > 1 else ""
+            yield ", ".join(filter(None, (entry.panel, entry.label, seed))), run
 
 
 def _so_far(run: RunResult) -> str:

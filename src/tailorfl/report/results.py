@@ -11,13 +11,7 @@ import yaml
 
 from tailorfl.errors import UserError
 from tailorfl.report.runs import RunResult, natural, read_run, read_table, read_yaml, text_of
-from tailorfl.study.run import (
-    CHECKPOINTS,
-    CONFIG,
-    EXPORTS,
-    FEDERATION,
-    MAY_CHANGE,
-)
+from tailorfl.study.run import CHECKPOINTS, CONFIG, EXPORTS, FEDERATION, MAY_CHANGE
 from tailorfl.study.tidy import OPTIONS, RESULTS
 
 Kind = Literal["run", "comparison", "study", "several"]

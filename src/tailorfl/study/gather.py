@@ -1,6 +1,5 @@
 """The figures of many studies in one file, and the page that sets them beside what their papers print."""
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.study.outcome import Outcome, Scores, beside, figure, judged, moment, settings_of, verdict_line
 from tailorfl.study.recipe import Moment, Point, Recipe, recipes
-from tailorfl.study.tidy import write_csv
+from tailorfl.study.tidy import read_csv, write_csv
 
 GATHERED = "figures.csv"  # of a study: a line for each cell and seed
 LAST = ""  # no round is named: the figure that stands in the table
@@ -64,8 +63,7 @@ def read_figures(path: Path) -> list[Figure]:
     file = path / GATHERED if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"{path} holds no figures ({file} is not there); allowed: folders of 'tailor reproduce'")
-    with file.open(newline="") as text:
-        rows = list(csv.DictReader(text))
+    rows = read_csv(file)
     try:
         return [Figure(**{field.name: _read(field.type, row[field.name]) for field in fields(Figure)}) for row in rows]
     except (KeyError, TypeError, ValueError) as error:

@@ -19,6 +19,7 @@ from tailorfl.study.tidy import OPTIONS, RESULTS, as_text, flat, read_csv, write
 # What is said of a line over its seeds, where it has it.
 ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accuracy", "personalized_accuracy_std")
 LOSS = "personalized_loss"
+DIVERGED = "diverged: the loss on test data is not finite"
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class Grid:
         return whole
 
     def _add(self, cell: Cell, result: Result) -> None:
-        if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result)):
+        if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result["diverged_updates"])):
             self.notes.append(said)
         result = refused(result)
         if isinstance(result, Failure):
@@ -153,13 +154,12 @@ class Grid:
 def refused(result: Result) -> Result:
     """A run that has come to nothing counts as failed."""
     if not isinstance(result, Failure) and result["personalized_loss"] is None:
-        return Failure("diverged: the loss on test data is not finite")
+        return Failure(DIVERGED)
     return result
 
 
-def diverged_updates(title: str, summary: Mapping[str, Any]) -> str:
+def diverged_updates(title: str, many: int) -> str:
     """What is to be said of a run in which some updates came to nothing."""
-    many = summary["diverged_updates"]
     return f"{title}: {many} updates diverged and were left out" if many else ""
 
 

@@ -1,6 +1,5 @@
 """A picture of how a method mixed global and local layers: degrees by layer and round, factors, frozen layers."""
 
-import csv
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.study.export import one_client, read_run
 from tailorfl.study.run import NOTES
+from tailorfl.study.tidy import read_csv
 
 Notes = dict[int, dict[str, dict[str, float]]]  # round, client, name
 
@@ -23,11 +23,10 @@ def read_notes(folder: Path) -> Notes:
     found: Notes = {}
     if not (folder / NOTES).is_file():
         return found
-    with (folder / NOTES).open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["value"]:
-                of_round = found.setdefault(int(row["round"]), {})
-                of_round.setdefault(row["client"], {})[row["name"]] = float(row["value"])
+    for row in read_csv(folder / NOTES):
+        if row["value"]:
+            of_round = found.setdefault(int(row["round"]), {})
+            of_round.setdefault(row["client"], {})[row["name"]] = float(row["value"])
     return found
 
 

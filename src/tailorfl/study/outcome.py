@@ -56,7 +56,7 @@ class Outcome:
             self.failures[key] = f"its summary has no {measure}"
         else:
             self.summaries[key] = summary
-        if said := diverged_updates(cell.title, summary):
+        if said := diverged_updates(cell.title, summary["diverged_updates"]):
             self.noted[key] = said
 
     def order(self) -> Iterator[Key]:

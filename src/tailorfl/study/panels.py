@@ -1,6 +1,5 @@
 """Pictures of a study: curves over rounds, over the values of a sweep, or of what a method measures."""
 
-import csv
 import math
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -13,6 +12,7 @@ from tailorfl.study.compare import COLOURS, STYLES
 from tailorfl.study.outcome import BEST, Outcome, unit
 from tailorfl.study.recipe import Plan, folder_of
 from tailorfl.study.run import MEASURES
+from tailorfl.study.tidy import read_csv
 
 CLOSEST = 0.04  # of a picture's width, between two values of a sweep
 
@@ -70,8 +70,7 @@ def _measures(outcome: Outcome, column: str) -> dict[str, Line]:
         measured = outcome.folder / folder_of(recipe, row, column, seed) / MEASURES
         if at != column or not measured.is_file():
             continue
-        with measured.open(newline="") as file:
-            every = list(csv.DictReader(file))
+        every = read_csv(measured)
         first = recipe.since * max((int(one["round"]) for one in every), default=0)
         rows = [one for one in every if int(one["round"]) > first and float(one[recipe.against or ""] or -1) >= 0]
         for line in recipe.lines:

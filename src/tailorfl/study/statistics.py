@@ -1,6 +1,5 @@
 """Statistics of results: intervals over seeds, and methods compared client by client."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
@@ -10,6 +9,7 @@ from statistics import fmean, median, stdev
 import numpy as np
 
 from tailorfl.study.run import CLIENTS
+from tailorfl.study.tidy import read_csv
 
 LEVEL = 0.95
 MOST_EXACT = 50  # clients, beyond which the normal distribution is as good
@@ -103,8 +103,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def client_figures(folder: Path, column: str = "accuracy") -> dict[str, float]:
     """How each client of a run is served in the end; not new clients, nor those whose model diverged."""
-    with (folder / CLIENTS).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(folder / CLIENTS)
     found = {row["client"]: float(row[column]) for row in rows if row["new"] == "0" and row[column]}
     return {client: value for client, value in found.items() if isfinite(value)}
 
