@@ -1,7 +1,13 @@
 """What holds for all tests."""
 
+import os
+
 import pytest
 import torch
+
+# The kernels for GPUs then run in Triton's interpreter; it is asked when Triton is imported, by whatever test.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Tests run side by side, a process a core. With more threads than cores, each small step waits for its threads.
 torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from tailorfl.cohort.traces import TraceCache
 from tailorfl.cohort.training import Training
 from tailorfl.errors import UserError
 from tailorfl.models.network import Network, Values
+from tailorfl.models.stacked import stacked_layers
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class Engine:
         """The outputs (or features) of every client's own weights on its own inputs, [clients, samples, ...]."""
         compute = network.features if features else network.forward
         if self.stacks(network):
-            with torch.no_grad(), self._threads(network, len(inputs)):
+            with torch.no_grad(), stacked_layers(), self._threads(network, len(inputs)):
                 return torch.vmap(lambda v, x, m: compute(v, x, m, train=False))(values, inputs, valid)
 
         @torch.no_grad()  # threads have a gradient mode of their own

@@ -9,6 +9,7 @@ from torch.func import grad_and_value, vmap
 
 from tailorfl.cohort.objective import Batch, Client, Objective
 from tailorfl.models.network import Network, Values
+from tailorfl.models.stacked import stacked_layers
 
 ABSENT = "absent classes"  # among ``own``: which outputs are out of the question for a client
 
@@ -42,7 +43,8 @@ def stacked_gradients(network: Network, objective: Objective) -> Gradients:
     def compute(inputs: Inputs) -> tuple[Values, Tensor]:
         # vmap refuses an empty dictionary beside a dimension, hence the stand-in.
         own = inputs.own or {"": inputs.batch[2]}
-        gradients, losses = mapped(inputs.trained, inputs.fixed, inputs.batch, own, inputs.common)
+        with stacked_layers():
+            gradients, losses = mapped(inputs.trained, inputs.fixed, inputs.batch, own, inputs.common)
         return gradients, losses
 
     return compute

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from tailorfl.errors import UserError
 from tailorfl.models.norm import valid_samples
+from tailorfl.models.stacked import convert_layers
 
 Values = dict[str, Tensor]
 
@@ -158,7 +159,7 @@ class Network:
         # functional_call swaps tensors into the module while it runs, so every thread needs a module of its own.
         key = "train" if train else "eval"
         if not hasattr(self._copies, key):
-            setattr(self._copies, key, copy.deepcopy(self.module).train(train))
+            setattr(self._copies, key, convert_layers(copy.deepcopy(self.module)).train(train))
         template: nn.Module = getattr(self._copies, key)
         return template
 

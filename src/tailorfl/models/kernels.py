@@ -1,0 +1,242 @@
+"""Triton kernels for a stack of clients: convolutions, each client's with its own filters, and maxima over windows.
+
+Images are read by strides, and results are laid out with the channels last. A convolution is a product of matrices: a
+row is a place of an output image, the inner dimension runs over the filter, channel fastest. Sums are made in one
+order, whatever runs beside them. The sizes of blocks were chosen by time on an H200.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+PARTS = 264  # programs that keep a large GPU busy
+MOST = 2**31  # numbers of a client beyond which places need 64 bits
+
+
+@triton.jit
+def _patch(images, rows, rows_end, inner, strides, size: tl.constexpr, out_size: tl.constexpr, pad: tl.constexpr,
+           channels: tl.constexpr, kernel_width: tl.constexpr, inner_end: tl.constexpr,
+           one_spot: tl.constexpr):  # fmt: skip
+    """What the filter sees from each row, [rows, inner]; zero outside of the image."""
+    image, place = rows // (out_size[0] * out_size[1]), rows % (out_size[0] * out_size[1])
+    line, column = place // out_size[1] - pad[0], place % out_size[1] - pad[1]
+    if one_spot:  # a block of the inner dimension lies in one spot of the filter: no division for each number
+        spot = tl.min(inner, 0) // channels
+        channel = inner - spot * channels
+        y = (line + spot // kernel_width)[:, None]
+        x = (column + spot % kernel_width)[:, None]
+    else:
+        spot = inner // channels
+        channel = inner % channels
+        y = line[:, None] + (spot // kernel_width)[None, :]
+        x = column[:, None] + (spot % kernel_width)[None, :]
+    inside = (rows < rows_end)[:, None] & (inner < inner_end)[None, :]
+    if pad[0] > 0 or pad[1] > 0:
+        inside = inside & (y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1])
+    at = (image * strides[0])[:, None] + (channel * strides[1])[None, :] + (y * strides[2] + x * strides[3])
+    return tl.load(images + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _convolve(images, filters, bias, out, rows_end, outputs, client_stride, image_stride, channel_stride, line_stride,
+              column_stride, size: tl.constexpr, out_size: tl.constexpr, pad: tl.constexpr, channels: tl.constexpr,
+              kernel_width: tl.constexpr, inner_end: tl.constexpr, has_bias: tl.constexpr, precision: tl.constexpr,
+              block_rows: tl.constexpr, block_outputs: tl.constexpr, block_inner: tl.constexpr):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    output = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
+    strides = (image_stride, channel_stride, line_stride, column_stride)
+    images += client * client_stride
+    filters += client * outputs * inner_end
+    total = tl.zeros((block_rows, block_outputs), dtype=tl.float32)
+    for start in range(0, inner_end, block_inner):
+        inner = start + tl.arange(0, block_inner)
+        seen = _patch(images, rows, rows_end, inner, strides, size, out_size, pad, channels, kernel_width, inner_end,
+                      channels % block_inner == 0)  # fmt: skip
+        weights = tl.load(
+            filters + output[:, None] * inner_end + inner[None, :],
+            mask=(output < outputs)[:, None] & (inner < inner_end)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(seen, tl.trans(weights), total, input_precision=precision)
+    if has_bias:
+        total += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]
+    at = (client * rows_end + rows[:, None]) * outputs + output[None, :]
+    tl.store(out + at, total, mask=(rows < rows_end)[:, None] & (output < outputs)[None, :])
+
+
+@triton.jit
+def _product_in_parts(left, right, total):
+    """left' right of single precision by three products of half: tensor cores take these in any order of memory.
+
+    TF32 they take in one order alone, and turning numbers around costs more than the product. 16 bits of each number
+    count here, of TF32 11.
+    """
+    high_left, high_right = left.to(tl.bfloat16), right.to(tl.bfloat16)
+    low_left = (left - high_left.to(tl.float32)).to(tl.bfloat16)
+    low_right = (right - high_right.to(tl.float32)).to(tl.bfloat16)
+    total = tl.dot(tl.trans(low_left), high_right, total)
+    total = tl.dot(tl.trans(high_left), low_right, total)
+    return tl.dot(tl.trans(high_left), high_right, total)
+
+
+@triton.jit
+def _correlate(images, gradient, out, rows_end, rows_apart, outputs, clients, client_stride, image_stride,
+               channel_stride, line_stride, column_stride, size: tl.constexpr, out_size: tl.constexpr,
+               pad: tl.constexpr, channels: tl.constexpr, kernel_width: tl.constexpr, inner_end: tl.constexpr,
+               precision: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr,
+               block_inner: tl.constexpr):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    part = tl.program_id(1)
+    tiles = tl.cdiv(inner_end, block_inner)
+    inner = tl.program_id(0) % tiles * block_inner + tl.arange(0, block_inner)
+    output = tl.program_id(0) // tiles * block_outputs + tl.arange(0, block_outputs)
+    strides = (image_stride, channel_stride, line_stride, column_stride)
+    images += client * client_stride
+    gradient += client * rows_end * outputs
+    first = part * rows_apart
+    last = tl.minimum(first + rows_apart, rows_end)
+    total = tl.zeros((block_outputs, block_inner), dtype=tl.float32)
+    for start in range(first, last, block_rows):
+        rows = start + tl.arange(0, block_rows)
+        seen = _patch(images, rows, last, inner, strides, size, out_size, pad, channels, kernel_width, inner_end,
+                      channels % block_inner == 0)  # fmt: skip
+        change = tl.load(
+            gradient + rows[:, None] * outputs + output[None, :],
+            mask=(rows < last)[:, None] & (output < outputs)[None, :],
+            other=0.0,
+        )
+        if precision == "tf32":
+            total = _product_in_parts(change, seen, total)
+        else:
+            total = tl.dot(tl.trans(change), seen, total, input_precision=precision)
+    at = ((part * clients + client) * outputs + output[:, None]) * inner_end + inner[None, :]
+    tl.store(out + at, total, mask=(output < outputs)[:, None] & (inner < inner_end)[None, :])
+
+
+def convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
+    """[clients, images, channels, ...] by [clients, outputs, channels, height, width]; channels last in memory."""
+    clients, count, channels, height, width = images.shape
+    outputs, kernel = filters.shape[1], filters.shape[3:]
+    size = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
+    rows, inner = count * size[0] * size[1], channels * kernel[0] * kernel[1]
+    if max(images[0].numel(), rows * outputs) >= MOST and count > 1:
+        return torch.cat([convolve(part, filters, bias, padding) for part in images.chunk(2, 1)], 1)
+    out = images.new_empty(clients, count, *size, outputs)
+    small = clients * triton.cdiv(rows, 128) < PARTS // 2
+    block_rows, block_outputs = (64, _power(outputs, 64)) if small else (128, _power(outputs, 128))
+    # Where a block of the inner dimension has several spots of the filter, finding them costs more than the product.
+    block_inner, stages = (32, 3) if channels % 32 == 0 else (16, 1)
+    _convolve[triton.cdiv(rows, block_rows), triton.cdiv(outputs, block_outputs), clients](
+        images, filters.permute(0, 1, 3, 4, 2).contiguous(), out if bias is None else bias.contiguous(), out,
+        rows, outputs, *images.stride(), (height, width), size, padding, channels, kernel[1], inner, bias is not None,
+        _precision(), block_rows, block_outputs, block_inner, num_warps=4, num_stages=stages,
+    )  # fmt: skip
+    return out.permute(0, 1, 4, 2, 3)
+
+
+def correlate(images: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """The gradient of the filters, given that of the outputs."""
+    clients, count, channels, height, width = images.shape
+    outputs, size = gradient.shape[2], (gradient.shape[3], gradient.shape[4])
+    rows, inner = count * size[0] * size[1], channels * kernel[0] * kernel[1]
+    if max(images[0].numel(), gradient[0].numel()) >= MOST and count > 1:
+        halves = zip(images.chunk(2, 1), gradient.chunk(2, 1), strict=True)
+        first, second = (correlate(*half, kernel, padding) for half in halves)
+        return first + second
+    wide = inner <= 128 or clients * triton.cdiv(inner, 128) >= PARTS // 2
+    block_rows, block_outputs, block_inner = 64, _power(outputs, 64), _power(inner, 128 if wide else 64)
+    tiles = triton.cdiv(inner, block_inner) * triton.cdiv(outputs, block_outputs)
+    parts = max(1, min(triton.cdiv(PARTS, clients * tiles), rows // (8 * block_rows)))
+    apart = triton.cdiv(triton.cdiv(rows, parts), block_rows) * block_rows
+    parts = triton.cdiv(rows, apart)
+    out = images.new_empty(parts, clients, outputs, *kernel, channels)
+    _correlate[tiles, parts, clients](
+        images, gradient.permute(0, 1, 3, 4, 2).contiguous(), out, rows, apart, outputs, clients, *images.stride(),
+        (height, width), size, padding, channels, kernel[1], inner, _precision(), block_rows, block_outputs,
+        block_inner, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return (out[0] if parts == 1 else out.sum(0)).permute(0, 1, 4, 2, 3)
+
+
+@triton.jit
+def _pool(images, out, codes, end, image_stride, channel_stride, line_stride, column_stride, size: tl.constexpr,
+          out_size: tl.constexpr, channels: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
+          pad: tl.constexpr, block: tl.constexpr, far: tl.constexpr):  # fmt: skip
+    at = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block + tl.arange(0, block)
+    place = at // channels
+    line, column = place // out_size[1] % out_size[0], place % out_size[1]
+    images += place // (out_size[0] * out_size[1]) * image_stride + at % channels * channel_stride
+    best = tl.full((block,), float("-inf"), tl.float32)
+    code = tl.zeros((block,), tl.uint8)
+    for spot in tl.static_range(kernel[0] * kernel[1]):
+        y = line * stride[0] + spot // kernel[1] - pad[0]
+        x = column * stride[1] + spot % kernel[1] - pad[1]
+        inside = (at < end) & (y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1])
+        value = tl.load(images + y * line_stride + x * column_stride, mask=inside, other=float("-inf"))
+        better = (value > best) | (value != value)
+        best, code = tl.where(better, value, best), tl.where(better, spot, code).to(tl.uint8)
+    tl.store(out + at, best, mask=at < end)
+    tl.store(codes + at, code, mask=at < end)
+
+
+@triton.jit
+def _unpool(gradient, codes, out, end, size: tl.constexpr, out_size: tl.constexpr, channels: tl.constexpr,
+            kernel: tl.constexpr, stride: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
+            far: tl.constexpr):  # fmt: skip
+    at = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block + tl.arange(0, block)
+    place = at // channels
+    y, x = place // size[1] % size[0] + pad[0], place % size[1] + pad[1]
+    image = place // (size[0] * size[1])
+    total = tl.zeros((block,), tl.float32)
+    for spot in tl.static_range(kernel[0] * kernel[1]):  # the windows in which a number has this spot
+        top, left = y - spot // kernel[1], x - spot % kernel[1]
+        line, column = top // stride[0], left // stride[1]
+        inside = (top >= 0) & (left >= 0) & (top % stride[0] == 0) & (left % stride[1] == 0)
+        inside = inside & (line < out_size[0]) & (column < out_size[1]) & (at < end)
+        window = ((image * out_size[0] + line) * out_size[1] + column) * channels + at % channels
+        chosen = inside & (tl.load(codes + window, mask=inside, other=255) == spot)
+        total += tl.load(gradient + window, mask=chosen, other=0.0)
+    tl.store(out + at, total, mask=at < end)
+
+
+def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    """The largest number of each window of [images, channels, ...], and its place there; channels last in memory."""
+    count, channels, height, width = images.shape
+    out_height, out_width = (
+        (length + 2 * padding[k] - kernel[k]) // stride[k] + 1 for k, length in enumerate((height, width))
+    )
+    out = images.new_empty(count, out_height, out_width, channels)
+    codes = torch.empty_like(out, dtype=torch.uint8)
+    _pool[(triton.cdiv(out.numel(), 1024),)](
+        images, out, codes, out.numel(), *images.stride(), (height, width), (out_height, out_width), channels,
+        kernel, stride, padding, 1024, images.numel() >= MOST, num_warps=4,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2), codes.permute(0, 3, 1, 2)
+
+
+def unpool(gradient: Tensor, codes: Tensor, size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The gradient of the images, given that of the largest numbers and their places."""
+    count, channels, out_height, out_width = gradient.shape
+    out = gradient.new_empty(count, *size, channels)
+    _unpool[(triton.cdiv(out.numel(), 1024),)](
+        gradient.contiguous(memory_format=torch.channels_last), codes.contiguous(memory_format=torch.channels_last),
+        out, out.numel(), size, (out_height, out_width), channels, kernel, stride, padding, 1024,
+        out.numel() >= MOST, num_warps=4,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2)
+
+
+def _power(number: int, most: int) -> int:
+    """The next power of two, at least 16, as tensor cores want it."""
+    return max(16, min(most, triton.next_power_of_2(number)))
+
+
+def _precision() -> str:
+    """As torch's own convolutions round: to TF32 unless told otherwise."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

@@ -1,0 +1,278 @@
+"""Layers of a stack on a GPU: convolutions with filters for each client, and maxima over windows.
+
+By vmap a convolution of a stack is a grouped one, for which the stack must be laid out anew, image by image with the
+channels of all clients side by side; that and torch's maxima take longer than the products. The kernels here read a
+stack as it is, and keep it with the channels last from layer to layer. They are for single precision.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Pair = tuple[int, int]
+
+
+class _Scope(threading.local):
+    stacked = False
+
+
+_scope = _Scope()
+
+
+@contextmanager
+def stacked_layers() -> Iterator[None]:
+    """Within this scope, in which vmap runs over clients, layers are those of a stack where there is a kernel."""
+    outer, _scope.stacked = _scope.stacked, True
+    try:
+        yield
+    finally:
+        _scope.stacked = outer
+
+
+class Convolution(nn.Conv2d):
+    """`nn.Conv2d` that knows how to be stacked: with steps of one, all channels together, zeros around the image."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not (_has_kernel(input) and self._plain()):
+            return super()._conv_forward(input, weight, bias)
+        # Not by indices, whose gradient would be a tensor of zeros in which the result is laid.
+        tensors = (None if one is None else one.unsqueeze(0) for one in (input, weight, bias))
+        return Convolve.apply(*tensors, self.padding).squeeze(0)
+
+    def _plain(self) -> bool:
+        alike = self.stride == self.dilation == (1, 1) and self.groups == 1 and self.padding_mode == "zeros"
+        # Beyond the filter's size the way back would need less than no padding.
+        return alike and isinstance(self.padding, tuple) and all(map(int.__lt__, self.padding, self.kernel_size))
+
+
+class MaxPool(nn.MaxPool2d):
+    """`nn.MaxPool2d` that knows how to be stacked."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        kernel = _pair(self.kernel_size)
+        plain = _pair(self.dilation) == (1, 1) and not self.ceil_mode and not self.return_indices
+        if not (_has_kernel(input) and plain and kernel[0] * kernel[1] <= MOST_SPOTS):
+            found: Tensor = super().forward(input)
+            return found
+        return Pool.apply(input, kernel, _pair(self.stride), _pair(self.padding))[0]
+
+
+def convert_layers(module: nn.Module) -> nn.Module:
+    """Turn every plain torch convolution and maximum over images inside `module` into ours, in place."""
+    ours: dict[type, type] = {nn.Conv2d: Convolution, nn.MaxPool2d: MaxPool}
+    for child in module.modules():
+        child.__class__ = ours.get(type(child), type(child))
+    return module
+
+
+MOST_SPOTS = 25  # of a window, which a kernel goes through one by one
+
+
+def _pair(length: int | Pair) -> Pair:
+    return (length, length) if isinstance(length, int) else length
+
+
+def _has_kernel(images: Tensor) -> bool:
+    return _scope.stacked and images.is_cuda and images.dtype == torch.float32 and images.dim() == 4 and _triton()
+
+
+@cache
+def _triton() -> bool:
+    """Whether Triton is here, which comes with torch's builds for GPUs."""
+    try:
+        import tailorfl.models.kernels  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+# Opaque to tracing, which cannot look into a kernel's launch.
+
+
+@torch.library.custom_op("tailorfl::convolve", mutates_args=())
+def _convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Sequence[int]) -> Tensor:
+    if len(images) == 1:
+        return F.conv2d(images[0], filters[0], None if bias is None else bias[0], padding=list(padding))[None]
+    from tailorfl.models import kernels
+
+    return kernels.convolve(images, filters, bias, _two(padding))
+
+
+@torch.library.custom_op("tailorfl::correlate", mutates_args=())
+def _correlate(images: Tensor, gradient: Tensor, padding: Sequence[int]) -> Tensor:
+    kernel = [images.shape[k] + 2 * padding[k - 3] - gradient.shape[k] + 1 for k in (3, 4)]
+    from tailorfl.models import kernels
+
+    return kernels.correlate(images, gradient, _two(kernel), _two(padding))
+
+
+@torch.library.custom_op("tailorfl::pool", mutates_args=())
+def _pool(
+    images: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    from tailorfl.models import kernels
+
+    return kernels.pool(images, _two(kernel), _two(stride), _two(padding))
+
+
+@torch.library.custom_op("tailorfl::unpool", mutates_args=())
+def _unpool(
+    gradient: Tensor,
+    codes: Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    from tailorfl.models import kernels
+
+    return kernels.unpool(gradient, codes, _two(size), _two(kernel), _two(stride), _two(padding))
+
+
+def _two(lengths: Sequence[int]) -> Pair:
+    return lengths[0], lengths[1]
+
+
+# The gradients of each of these two are again the two, so they can be differentiated any number of times.
+
+
+class Convolve(torch.autograd.Function):
+    """Each client's images [clients, images, channels, ...] by its filters [clients, outputs, channels, ...]."""
+
+    @staticmethod
+    def forward(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
+        found: Tensor = _convolve(images, filters, bias, padding)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, filters, _, ctx.padding = inputs
+        ctx.save_for_backward(images, filters)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        images, filters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            _back(gradient, filters, ctx.padding) if wanted[0] else None,
+            Correlate.apply(images, gradient, ctx.padding) if wanted[1] else None,
+            gradient.sum((1, 3, 4)) if wanted[2] else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, filters: Tensor, bias: Any, padding: Pair) -> Any:
+        if in_dims[0] is not None and in_dims[1] is None and in_dims[2] is None:  # the same filters: more images
+            images = images.movedim(in_dims[0], 1)
+            found = Convolve.apply(images.flatten(1, 2), filters, bias, padding)
+            return found.unflatten(1, images.shape[1:3]), 1
+        more = _more_clients(info.batch_size, in_dims, images, filters, bias)
+        return Convolve.apply(*more, padding).unflatten(0, (info.batch_size, -1)), 0
+
+
+class Correlate(torch.autograd.Function):
+    """The gradient of the filters, given that of the outputs."""
+
+    @staticmethod
+    def forward(images: Tensor, gradient: Tensor, padding: Pair) -> Tensor:
+        found: Tensor = _correlate(images, gradient, padding)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, gradient, ctx.padding = inputs
+        ctx.save_for_backward(images, gradient)
+
+    @staticmethod
+    def backward(ctx: Any, filters: Tensor) -> tuple[Tensor | None, ...]:
+        images, gradient = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            _back(gradient, filters, ctx.padding) if wanted[0] else None,
+            Convolve.apply(images, filters, None, ctx.padding) if wanted[1] else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, gradient: Tensor, padding: Pair) -> Any:
+        more = _more_clients(info.batch_size, in_dims, images, gradient)
+        return Correlate.apply(*more, padding).unflatten(0, (info.batch_size, -1)), 0
+
+
+def _back(gradient: Tensor, filters: Tensor, padding: Pair) -> Tensor:
+    """The gradient of the images: a convolution by the turned filters, from outputs to channels."""
+    rest = filters.shape[3] - 1 - padding[0], filters.shape[4] - 1 - padding[1]
+    found: Tensor = Convolve.apply(gradient, filters.transpose(1, 2).flip(3, 4), None, rest)
+    return found
+
+
+def _more_clients(mapped: int, in_dims: Sequence[Any], *tensors: Tensor | None) -> Iterator[Tensor | None]:
+    """What vmap maps over becomes more clients: [mapped * clients, ...]."""
+    for tensor, dim in zip(tensors, in_dims, strict=False):
+        if tensor is None:
+            yield None
+        else:
+            whole = tensor.expand(mapped, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            yield whole.flatten(0, 1)
+
+
+class Pool(torch.autograd.Function):
+    """The largest number of each window, and its place in the window."""
+
+    @staticmethod
+    def forward(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = _pool(images, kernel, stride, padding)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        images, *ctx.window = inputs
+        ctx.size = images.shape[2:]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return Unpool.apply(gradient, *ctx.saved_tensors, tuple(ctx.size), *ctx.window), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, *window: Pair) -> Any:
+        images = images.movedim(in_dims[0], 0)
+        found = Pool.apply(images.flatten(0, 1), *window)
+        return tuple(one.unflatten(0, images.shape[:2]) for one in found), (0, 0)
+
+
+class Unpool(torch.autograd.Function):
+    """The gradient of the images, given that of the largest numbers and their places."""
+
+    @staticmethod
+    def forward(gradient: Tensor, codes: Tensor, size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+        found: Tensor = _unpool(gradient, codes, size, kernel, stride, padding)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, codes, ctx.size, ctx.kernel, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(codes)
+
+    @staticmethod
+    def backward(ctx: Any, images: Tensor) -> tuple[Tensor | None, ...]:
+        """What lies in the chosen places."""
+        (codes,) = ctx.saved_tensors
+        spot = codes.long()
+        line, column = (torch.arange(length, device=images.device) for length in codes.shape[2:])
+        y = line[:, None] * ctx.stride[0] + spot // ctx.kernel[1] - ctx.padding[0]
+        x = column * ctx.stride[1] + spot % ctx.kernel[1] - ctx.padding[1]
+        places = (y * ctx.size[1] + x).flatten(2)
+        return images.flatten(2).gather(2, places).reshape(codes.shape), None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], gradient: Tensor, codes: Tensor, *shape: Pair) -> Any:
+        more = _more_clients(info.batch_size, in_dims, gradient, codes)
+        return Unpool.apply(*more, *shape).unflatten(0, (info.batch_size, -1)), 0

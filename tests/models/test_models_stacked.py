@@ -1,0 +1,198 @@
+"""The kernels of a stack compute what torch computes client by client; without a GPU, in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from tailorfl.cohort.gradients import Inputs, stacked_gradients
+from tailorfl.cohort.objective import cross_entropy
+from tailorfl.models import Network, stacked
+from tailorfl.models.stacked import Convolve, Correlate, Pool, convert_layers, stacked_layers
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+kernels = pytest.importorskip("tailorfl.models.kernels", reason="no Triton on this system", exc_type=ImportError)
+
+needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="no CUDA device")
+CLIENTS = 3
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """Without TF32; whether a tensor is on a GPU is not asked."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(stacked, "_has_kernel", lambda images: stacked._scope.stacked)
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+def near(found, wanted):
+    pairs = list(zip(tree_leaves(found), tree_leaves(wanted), strict=True))
+    return bool(pairs) and all(torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max())) for a, b in pairs)
+
+
+# Images, channels, height, width, outputs, filter's height and width, padding: whole and broken blocks of every kind.
+SHAPES = [
+    (2, 3, 12, 11, 7, 5, 5, (0, 0)),
+    (2, 32, 9, 9, 64, 3, 3, (1, 1)),
+    (3, 1, 10, 10, 20, 3, 3, (1, 1)),
+    (1, 64, 6, 6, 70, 5, 3, (2, 0)),
+    (9, 5, 9, 8, 3, 1, 1, (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("images", "channels", "height", "width", "outputs", "tall", "wide", "padding"), SHAPES)
+def test_convolutions_and_the_gradient_of_their_filters(
+    images, channels, height, width, outputs, tall, wide, padding
+):  # fmt: skip
+    given, filters = drawn(CLIENTS, images, channels, height, width), drawn(CLIENTS, outputs, channels, tall, wide)
+    bias = drawn(CLIENTS, outputs)
+    found = kernels.convolve(given, filters, bias, padding)
+    wanted = torch.stack([F.conv2d(*one, padding=padding) for one in zip(given, filters, bias, strict=True)])
+    assert near(found, wanted)
+    change = drawn(*wanted.shape)
+    each = zip(given, filters, change, strict=True)
+    by_torch = [torch.nn.grad.conv2d_weight(x, w.shape, g, padding=padding) for x, w, g in each]
+    assert near(kernels.correlate(given, change, (tall, wide), padding), torch.stack(by_torch))
+
+
+def test_images_may_lie_in_memory_in_any_order():
+    given, filters = drawn(CLIENTS, 2, 6, 5, 4).permute(0, 1, 4, 2, 3), drawn(CLIENTS, 8, 4, 3, 3)
+    assert near(
+        kernels.convolve(given, filters, None, (1, 1)), kernels.convolve(given.contiguous(), filters, None, (1, 1))
+    )
+
+
+def test_a_client_with_more_numbers_than_fit_is_computed_in_parts(monkeypatch):
+    given, filters, change = drawn(CLIENTS, 5, 4, 6, 6), drawn(CLIENTS, 8, 4, 3, 3), drawn(CLIENTS, 5, 8, 6, 6)
+    whole = kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1))
+    monkeypatch.setattr(kernels, "MOST", 8 * 6 * 6 * 2)
+    assert near(
+        (kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1))), whole
+    )
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)),
+                                                           ((3, 2), (1, 3), (1, 0))])  # fmt: skip
+def test_maxima_and_their_gradient(kernel, stride, padding, far, monkeypatch):
+    if far:  # places of 64 bits
+        monkeypatch.setattr(kernels, "MOST", 1)
+    given = drawn(3, 5, 9, 8).requires_grad_()
+    wanted = F.max_pool2d(given, kernel, stride, padding)
+    found, codes = kernels.pool(given.detach(), kernel, stride, padding)
+    assert torch.equal(found, wanted)
+    change = drawn(*wanted.shape)
+    (by_torch,) = torch.autograd.grad(wanted, given, change)
+    assert near(kernels.unpool(change, codes, (9, 8), kernel, stride, padding), by_torch)
+
+
+def test_a_number_that_is_none_is_the_largest_as_in_torch():
+    given = drawn(1, 1, 4, 4)
+    given[0, 0, 1, 1] = torch.nan
+    found, _ = kernels.pool(given, (2, 2), (2, 2), (0, 0))
+    assert torch.equal(found.isnan(), F.max_pool2d(given, 2).isnan())
+
+
+def ours(weights, bias, more, images):
+    hidden = Convolve.apply(images[None], weights[None], bias[None], (1, 1)).squeeze(0)
+    hidden = Pool.apply(hidden, (3, 3), (2, 2), (1, 1))[0].relu()
+    return Convolve.apply(hidden[None], more[None], None, (1, 1)).squeeze(0).square().sum()
+
+
+def by_torch(weights, bias, more, images):
+    hidden = F.max_pool2d(F.conv2d(images, weights, bias, padding=1), 3, 2, 1).relu()
+    return F.conv2d(hidden, more, None, padding=1).square().sum()
+
+
+TENSORS = drawn(CLIENTS, 6, 3, 3, 3), drawn(CLIENTS, 6), drawn(CLIENTS, 5, 6, 3, 3), drawn(CLIENTS, 2, 3, 9, 8)
+
+
+def gradients(loss):
+    return vmap(grad_and_value(loss, argnums=(0, 1, 2)))
+
+
+def twice(loss):
+    return vmap(grad(lambda *given: grad(loss)(*given).square().sum(), argnums=(0, 1, 2, 3)))
+
+
+@pytest.mark.parametrize("kind", [gradients, twice])
+def test_they_can_be_differentiated_under_vmap_once_and_twice(kind):
+    assert near(kind(ours)(*TENSORS), kind(by_torch)(*TENSORS))
+
+
+def test_they_can_be_traced():
+    assert near(make_fx(gradients(ours))(*TENSORS)(*TENSORS), gradients(by_torch)(*TENSORS))
+
+
+def test_what_is_not_stacked_may_be_shared():
+    images, filters = TENSORS[3], TENSORS[0]
+    for over in ((0, None), (None, 0)):
+        given = images if over[0] == 0 else images[0], filters if over[1] == 0 else filters[0]
+        found = vmap(lambda x, w: Convolve.apply(x[None], w[None], None, (1, 1))[0], over)(*given)
+        assert near(found, vmap(lambda x, w: F.conv2d(x, w, padding=1), over)(*given))
+    change = drawn(2, 6, 9, 8)
+    shared = vmap(lambda x: Correlate.apply(x[None], change[None], (1, 1))[0])(images)
+    assert near(shared, torch.stack([torch.nn.grad.conv2d_weight(x, (6, 3, 3, 3), change, padding=1) for x in images]))
+
+
+class Mixed(nn.Module):
+    """Layers that have a kernel, and layers that have none: steps of two, groups, uneven ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.ReLU())
+        self.strided = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU())
+        self.grouped = nn.Sequential(nn.Conv2d(8, 8, 3, padding="same", groups=2), nn.MaxPool2d(2, ceil_mode=True))
+        self.head = nn.Sequential(nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x):
+        return self.head(self.grouped(self.strided(self.first(x))))
+
+
+def test_a_network_has_the_same_gradients_with_kernels_and_without(monkeypatch):
+    torch.manual_seed(0)
+    network = Network(Mixed(), "mixed", DEVICE)
+    values = {name: drawn(CLIENTS, *tensor.shape) for name, tensor in network.initial().items()}
+    valid = torch.ones(CLIENTS, 4, device=DEVICE)
+    targets = torch.arange(4, device=DEVICE).expand(CLIENTS, 4)
+    inputs = Inputs(values, {}, (drawn(CLIENTS, 4, 3, 9, 9), targets, valid, valid, valid.sum(1)), {}, {}, {})
+    compute = stacked_gradients(network, cross_entropy)
+    calls = []
+    convolve = kernels.convolve
+    monkeypatch.setattr(kernels, "convolve", lambda *given: calls.append(1) or convolve(*given))
+    found = compute(inputs)
+    assert len(calls) == 3  # two forwards, and backwards where images are not the data
+    monkeypatch.setattr(stacked, "_has_kernel", lambda images: False)
+    assert near(found, compute(inputs))
+    assert len(calls) == 3
+
+
+def test_outside_of_a_stack_layers_are_torchs_own():
+    module = convert_layers(Mixed())
+    given = torch.randn(2, 3, 9, 9)
+    with stacked_layers():
+        assert stacked._scope.stacked
+    assert not stacked._scope.stacked
+    torch.manual_seed(0)
+    plain = Mixed()
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(module(given), plain(given))
+
+
+@needs_gpu
+def test_tf32_is_as_near_as_torchs():
+    given, filters, change = drawn(CLIENTS, 8, 32, 16, 16), drawn(CLIENTS, 64, 32, 3, 3), drawn(CLIENTS, 8, 64, 16, 16)
+
+    def both():
+        return kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1))
+
+    exactly = both()
+    torch.backends.cudnn.allow_tf32 = True
+    for found, wanted in zip(both(), exactly, strict=True):
+        assert 0 < (found - wanted).norm() / wanted.norm() < 2e-3
