@@ -110,8 +110,10 @@ def test_full_batches_and_heads_on_cached_features_are_the_same_there(network):
     assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
 
 
-@pytest.mark.parametrize(("batch_size", "own_classes"), [(0, True), (0, False), (5, True)])
-def test_tensors_with_room_train_like_those_without(batch_size, own_classes, monkeypatch):
+@pytest.mark.parametrize(
+    ("batch_size", "own_classes", "augment"), [(0, True, ""), (0, False, ""), (5, True, ""), (0, False, "rotate")]
+)
+def test_tensors_with_room_train_like_those_without(batch_size, own_classes, augment, monkeypatch):
     """What graphs replay, without graphs: the steps of a training that was laid into a larger one's place."""
     sizes = []
 
@@ -129,6 +131,7 @@ def test_tensors_with_room_train_like_those_without(batch_size, own_classes, mon
 
     counts = [*[45] * 8, 33, 9]
     options = {"batch_size": batch_size, "local_epochs": 3, "lr": 0.05, "own_classes": own_classes}
+    options["augmentation"] = Augmentation.parse(augment)
     plain, roomier = (make_cohort(counts, "mlp", "stacked", **options) for _ in range(2))
     losses = [plain.fit()]
     monkeypatch.setattr(Engine, "run", in_larger_tensors)

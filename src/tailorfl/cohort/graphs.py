@@ -4,6 +4,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,13 +29,14 @@ def roomy(number: int) -> int:
 class GraphCache:
     """The captured programs of one engine, the least recently used dropped first.
 
-    A program holds the memory of its steps for as long as it lives. There are at most ``capacity`` of them, and fewer
-    where a new one would find less than ``room`` bytes free.
+    Programs keep their tensors, and run one after the other, so their steps use the same memory. There are at most
+    ``capacity`` of them, and fewer where a new one would find less than ``room`` bytes free.
     """
 
-    def __init__(self, room: int, capacity: int = 12) -> None:
+    def __init__(self, room: int, capacity: int = 48) -> None:
         self.room = room
         self.capacity = capacity
+        self.pool = torch.cuda.graph_pool_handle()
         self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
 
     def run(self, training: Training, kind: Callable[[Network, Objective], Gradients]) -> None:
@@ -43,7 +45,7 @@ class GraphCache:
         program = self.programs.pop(key, None)
         if program is None:
             self._make_room()
-            program = _Program(training, kind)
+            program = _Program(training, kind, self.pool)
         program.run(training)
         self.programs[key] = program  # only now: one that could not be captured is not kept
 
@@ -56,11 +58,11 @@ class GraphCache:
 class _Program:
     """Static tensors with room for one shape of training, and a graph for each width of the shrinking stack."""
 
-    def __init__(self, training: Training, kind: Callable[[Network, Objective], Gradients]) -> None:
+    def __init__(self, training: Training, kind: Callable[[Network, Objective], Gradients], pool: Any) -> None:
         self.static = _static_copy(training)
         self.gradients = kind(training.network, training.objective)
         self.split = training.schedule.whole and kind is stacked_gradients
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool = pool
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.before: dict[int, torch.cuda.CUDAGraph] = {}  # what a width's steps have in common
 
@@ -144,7 +146,7 @@ def _static_copy(training: Training) -> Training:
     """Tensors of its own, with room, that stay where they are for as long as the graphs live."""
     steps, clients, _ = training.schedule.positions.shape
     steps, clients, longest = roomy(steps), roomy(clients), roomy(training.samples.rows.shape[1])
-    samples, device = training.samples, training.samples.rows.device
+    batch, samples, device = _batch_size(training), training.samples, training.samples.rows.device
 
     def room(tensor: Tensor, *lead: int) -> Tensor:
         return torch.zeros(*lead, *tensor.shape[len(lead) :], dtype=tensor.dtype, device=device)
@@ -164,8 +166,8 @@ def _static_copy(training: Training) -> Training:
             inputs=None if cached is None else room(cached, clients, longest),
         ),
         schedule=Schedule(
-            room(training.schedule.positions, steps, clients, _batch_size(training)),
-            {name: room(numbers, steps, clients) for name, numbers in training.schedule.draws.items()},
+            room(training.schedule.positions, steps, clients, batch),
+            {name: room(numbers, steps, clients, batch) for name, numbers in training.schedule.draws.items()},
             torch.zeros(clients, dtype=torch.int64, device=device),
             whole=training.schedule.whole,
         ),
@@ -179,8 +181,8 @@ def _free() -> int:
 
 def _batch_size(training: Training) -> int:
     """With room where a batch is all that a client has: that differs from cohort to cohort."""
-    size = training.schedule.positions.shape[2]
-    return roomy(size) if training.schedule.whole else size
+    size, longest = training.schedule.positions.shape[2], training.samples.rows.shape[1]
+    return roomy(size) if training.schedule.whole or size == longest else size
 
 
 def _load(static: Training, training: Training) -> None:
