@@ -58,7 +58,9 @@ def test_convolutions_and_the_gradient_of_their_filters(
     change = drawn(*wanted.shape)
     each = zip(given, filters, change, strict=True)
     by_torch = [torch.nn.grad.conv2d_weight(x, w.shape, g, padding=padding) for x, w, g in each]
-    assert near(kernels.correlate(given, change, (tall, wide), padding), torch.stack(by_torch))
+    wanted = torch.stack(by_torch), change.sum((1, 3, 4))
+    assert near(kernels.correlate(given, change, (tall, wide), padding, True), wanted)
+    assert near(kernels.correlate(given, change, (tall, wide), padding, False)[0], wanted[0])
 
 
 def test_images_may_lie_in_memory_in_any_order():
@@ -70,22 +72,24 @@ def test_images_may_lie_in_memory_in_any_order():
 
 def test_a_client_with_more_numbers_than_fit_is_computed_in_parts(monkeypatch):
     given, filters, change = drawn(CLIENTS, 5, 4, 6, 6), drawn(CLIENTS, 8, 4, 3, 3), drawn(CLIENTS, 5, 8, 6, 6)
-    whole = kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1))
+    whole = kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1), True)
     monkeypatch.setattr(kernels, "MOST", 8 * 6 * 6 * 2)
     assert near(
-        (kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1))), whole
+        (kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1), True)), whole
     )
 
 
 @pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)),
                                                            ((3, 2), (1, 3), (1, 0))])  # fmt: skip
-def test_maxima_and_their_gradient(kernel, stride, padding, far, monkeypatch):
+def test_maxima_and_their_gradient(kernel, stride, padding, relu, far, monkeypatch):
     if far:  # places of 64 bits
         monkeypatch.setattr(kernels, "MOST", 1)
     given = drawn(3, 5, 9, 8).requires_grad_()
     wanted = F.max_pool2d(given, kernel, stride, padding)
-    found, codes = kernels.pool(given.detach(), kernel, stride, padding)
+    wanted = wanted.relu() if relu else wanted
+    found, codes = kernels.pool(given.detach(), kernel, stride, padding, relu)
     assert torch.equal(found, wanted)
     change = drawn(*wanted.shape)
     (by_torch,) = torch.autograd.grad(wanted, given, change)
@@ -95,13 +99,14 @@ def test_maxima_and_their_gradient(kernel, stride, padding, far, monkeypatch):
 def test_a_number_that_is_none_is_the_largest_as_in_torch():
     given = drawn(1, 1, 4, 4)
     given[0, 0, 1, 1] = torch.nan
-    found, _ = kernels.pool(given, (2, 2), (2, 2), (0, 0))
-    assert torch.equal(found.isnan(), F.max_pool2d(given, 2).isnan())
+    for relu in (False, True):
+        found, _ = kernels.pool(given, (2, 2), (2, 2), (0, 0), relu)
+        assert torch.equal(found.isnan(), F.max_pool2d(given, 2).isnan())
 
 
 def ours(weights, bias, more, images):
     hidden = Convolve.apply(images[None], weights[None], bias[None], (1, 1)).squeeze(0)
-    hidden = Pool.apply(hidden, (3, 3), (2, 2), (1, 1))[0].relu()
+    hidden = Pool.apply(hidden, (3, 3), (2, 2), (1, 1), True)[0]
     return Convolve.apply(hidden[None], more[None], None, (1, 1)).squeeze(0).square().sum()
 
 
@@ -137,7 +142,7 @@ def test_what_is_not_stacked_may_be_shared():
         found = vmap(lambda x, w: Convolve.apply(x[None], w[None], None, (1, 1))[0], over)(*given)
         assert near(found, vmap(lambda x, w: F.conv2d(x, w, padding=1), over)(*given))
     change = drawn(2, 6, 9, 8)
-    shared = vmap(lambda x: Correlate.apply(x[None], change[None], (1, 1))[0])(images)
+    shared = vmap(lambda x: Correlate.apply(x[None], change[None], (1, 1), False)[0][0])(images)
     assert near(shared, torch.stack([torch.nn.grad.conv2d_weight(x, (6, 3, 3, 3), change, padding=1) for x in images]))
 
 
@@ -190,7 +195,7 @@ def test_tf32_is_as_near_as_torchs():
     given, filters, change = drawn(CLIENTS, 8, 32, 16, 16), drawn(CLIENTS, 64, 32, 3, 3), drawn(CLIENTS, 8, 64, 16, 16)
 
     def both():
-        return kernels.convolve(given, filters, None, (1, 1)), kernels.correlate(given, change, (3, 3), (1, 1))
+        return kernels.convolve(given, filters, None, (1, 1)), *kernels.correlate(given, change, (3, 3), (1, 1), True)
 
     exactly = both()
     torch.backends.cudnn.allow_tf32 = True

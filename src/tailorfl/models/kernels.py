@@ -16,6 +16,7 @@ Pair = tuple[int, int]
 
 PARTS = 264  # programs that keep a large GPU busy
 MOST = 2**31  # numbers of a client beyond which places need 64 bits
+OFF = tl.constexpr(255)  # in place of a place: there is none
 
 
 @triton.jit
@@ -89,11 +90,11 @@ def _product_in_parts(left, right, total):
 def _correlate(images, gradient, out, rows_end, rows_apart, outputs, clients, client_stride, image_stride,
                channel_stride, line_stride, column_stride, size: tl.constexpr, out_size: tl.constexpr,
                pad: tl.constexpr, channels: tl.constexpr, kernel_width: tl.constexpr, inner_end: tl.constexpr,
-               precision: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr,
-               block_inner: tl.constexpr):  # fmt: skip
+               has_bias: tl.constexpr, precision: tl.constexpr, block_rows: tl.constexpr,
+               block_outputs: tl.constexpr, block_inner: tl.constexpr):  # fmt: skip
     client = tl.program_id(2).to(tl.int64)
     part = tl.program_id(1)
-    tiles = tl.cdiv(inner_end, block_inner)
+    tiles = tl.cdiv(inner_end + has_bias, block_inner)
     inner = tl.program_id(0) % tiles * block_inner + tl.arange(0, block_inner)
     output = tl.program_id(0) // tiles * block_outputs + tl.arange(0, block_outputs)
     strides = (image_stride, channel_stride, line_stride, column_stride)
@@ -106,6 +107,8 @@ def _correlate(images, gradient, out, rows_end, rows_apart, outputs, clients, cl
         rows = start + tl.arange(0, block_rows)
         seen = _patch(images, rows, last, inner, strides, size, out_size, pad, channels, kernel_width, inner_end,
                       channels % block_inner == 0)  # fmt: skip
+        if has_bias:  # whose filter sees ones
+            seen = tl.where((inner == inner_end)[None, :], 1.0, seen)
         change = tl.load(
             gradient + rows[:, None] * outputs + output[None, :],
             mask=(rows < last)[:, None] & (output < outputs)[None, :],
@@ -115,8 +118,9 @@ def _correlate(images, gradient, out, rows_end, rows_apart, outputs, clients, cl
             total = _product_in_parts(change, seen, total)
         else:
             total = tl.dot(tl.trans(change), seen, total, input_precision=precision)
-    at = ((part * clients + client) * outputs + output[:, None]) * inner_end + inner[None, :]
-    tl.store(out + at, total, mask=(output < outputs)[:, None] & (inner < inner_end)[None, :])
+    columns = inner_end + has_bias
+    at = ((part * clients + client) * outputs + output[:, None]) * columns + inner[None, :]
+    tl.store(out + at, total, mask=(output < outputs)[:, None] & (inner < columns)[None, :])
 
 
 def convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
@@ -140,34 +144,37 @@ def convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Pair
     return out.permute(0, 1, 4, 2, 3)
 
 
-def correlate(images: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """The gradient of the filters, given that of the outputs."""
+def correlate(images: Tensor, gradient: Tensor, kernel: Pair, padding: Pair, bias: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of the filters and, if wanted, of the bias, given that of the outputs."""
     clients, count, channels, height, width = images.shape
     outputs, size = gradient.shape[2], (gradient.shape[3], gradient.shape[4])
     rows, inner = count * size[0] * size[1], channels * kernel[0] * kernel[1]
     if max(images[0].numel(), gradient[0].numel()) >= MOST and count > 1:
         halves = zip(images.chunk(2, 1), gradient.chunk(2, 1), strict=True)
-        first, second = (correlate(*half, kernel, padding) for half in halves)
-        return first + second
-    wide = inner <= 128 or clients * triton.cdiv(inner, 128) >= PARTS // 2
-    block_rows, block_outputs, block_inner = 64, _power(outputs, 64), _power(inner, 128 if wide else 64)
-    tiles = triton.cdiv(inner, block_inner) * triton.cdiv(outputs, block_outputs)
+        first, second = (correlate(*half, kernel, padding, bias) for half in halves)
+        return first[0] + second[0], first[1] + second[1]
+    columns = inner + bias
+    wide = columns <= 128 or clients * triton.cdiv(columns, 128) >= PARTS // 2
+    block_rows, block_outputs, block_inner = 64, _power(outputs, 64), _power(columns, 128 if wide else 64)
+    tiles = triton.cdiv(columns, block_inner) * triton.cdiv(outputs, block_outputs)
     parts = max(1, min(triton.cdiv(PARTS, clients * tiles), rows // (8 * block_rows)))
     apart = triton.cdiv(triton.cdiv(rows, parts), block_rows) * block_rows
     parts = triton.cdiv(rows, apart)
-    out = images.new_empty(parts, clients, outputs, *kernel, channels)
+    out = images.new_empty(parts, clients, outputs, columns)
     _correlate[tiles, parts, clients](
         images, gradient.permute(0, 1, 3, 4, 2).contiguous(), out, rows, apart, outputs, clients, *images.stride(),
-        (height, width), size, padding, channels, kernel[1], inner, _precision(), block_rows, block_outputs,
-        block_inner, num_warps=4, num_stages=1,
+        (height, width), size, padding, channels, kernel[1], inner, int(bias), _precision(), block_rows,
+        block_outputs, block_inner, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return (out[0] if parts == 1 else out.sum(0)).permute(0, 1, 4, 2, 3)
+    found = out[0] if parts == 1 else out.sum(0)
+    filters = found[..., :inner].unflatten(2, (*kernel, channels)).permute(0, 1, 4, 2, 3)
+    return filters, found[..., inner:].squeeze(2)
 
 
 @triton.jit
 def _pool(images, out, codes, end, image_stride, channel_stride, line_stride, column_stride, size: tl.constexpr,
           out_size: tl.constexpr, channels: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
-          pad: tl.constexpr, block: tl.constexpr, far: tl.constexpr):  # fmt: skip
+          pad: tl.constexpr, relu: tl.constexpr, block: tl.constexpr, far: tl.constexpr):  # fmt: skip
     at = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block + tl.arange(0, block)
     place = at // channels
     line, column = place // out_size[1] % out_size[0], place % out_size[1]
@@ -181,6 +188,9 @@ def _pool(images, out, codes, end, image_stride, channel_stride, line_stride, co
         value = tl.load(images + y * line_stride + x * column_stride, mask=inside, other=float("-inf"))
         better = (value > best) | (value != value)
         best, code = tl.where(better, value, best), tl.where(better, spot, code).to(tl.uint8)
+    if relu:
+        off = best <= 0
+        best, code = tl.where(off, 0.0, best), tl.where(off, OFF, code).to(tl.uint8)
     tl.store(out + at, best, mask=at < end)
     tl.store(codes + at, code, mask=at < end)
 
@@ -205,8 +215,11 @@ def _unpool(gradient, codes, out, end, size: tl.constexpr, out_size: tl.constexp
     tl.store(out + at, total, mask=at < end)
 
 
-def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-    """The largest number of each window of [images, channels, ...], and its place there; channels last in memory."""
+def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair, relu: bool) -> tuple[Tensor, Tensor]:
+    """The largest number of each window of [images, channels, ...], and its place there; channels last in memory.
+
+    With `relu` at least zero, and no place where it is not above.
+    """
     count, channels, height, width = images.shape
     out_height, out_width = (
         (length + 2 * padding[k] - kernel[k]) // stride[k] + 1 for k, length in enumerate((height, width))
@@ -215,7 +228,7 @@ def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Ten
     codes = torch.empty_like(out, dtype=torch.uint8)
     _pool[(triton.cdiv(out.numel(), 1024),)](
         images, out, codes, out.numel(), *images.stride(), (height, width), (out_height, out_width), channels,
-        kernel, stride, padding, 1024, images.numel() >= MOST, num_warps=4,
+        kernel, stride, padding, relu, 1024, images.numel() >= MOST, num_warps=4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), codes.permute(0, 3, 1, 2)
 

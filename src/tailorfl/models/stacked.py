@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -52,15 +53,17 @@ class Convolution(nn.Conv2d):
 
 
 class MaxPool(nn.MaxPool2d):
-    """`nn.MaxPool2d` that knows how to be stacked."""
+    """`nn.MaxPool2d` that knows how to be stacked, with a ReLU after it where one follows."""
+
+    relu = False
 
     def forward(self, input: Tensor) -> Tensor:
         kernel = _pair(self.kernel_size)
         plain = _pair(self.dilation) == (1, 1) and not self.ceil_mode and not self.return_indices
         if not (_has_kernel(input) and plain and kernel[0] * kernel[1] <= MOST_SPOTS):
             found: Tensor = super().forward(input)
-            return found
-        return Pool.apply(input, kernel, _pair(self.stride), _pair(self.padding))[0]
+            return F.relu(found) if self.relu else found
+        return Pool.apply(input, kernel, _pair(self.stride), _pair(self.padding), self.relu)[0]
 
 
 def convert_layers(module: nn.Module) -> nn.Module:
@@ -68,7 +71,18 @@ def convert_layers(module: nn.Module) -> nn.Module:
     ours: dict[type, type] = {nn.Conv2d: Convolution, nn.MaxPool2d: MaxPool}
     for child in module.modules():
         child.__class__ = ours.get(type(child), type(child))
+    for child in module.modules():
+        if type(child) is nn.Sequential:
+            _join_relus(child)
     return module
+
+
+def _join_relus(layers: nn.Sequential) -> None:
+    """A ReLU right after maxima becomes theirs."""
+    for at, (first, then) in enumerate(pairwise(layers)):
+        if type(first) is MaxPool and not first.return_indices and type(then) is nn.ReLU:
+            first.relu = True
+            layers[at + 1] = nn.Identity()
 
 
 MOST_SPOTS = 25  # of a window, which a kernel goes through one by one
@@ -105,20 +119,21 @@ def _convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Seq
 
 
 @torch.library.custom_op("tailorfl::correlate", mutates_args=())
-def _correlate(images: Tensor, gradient: Tensor, padding: Sequence[int]) -> Tensor:
+def _correlate(images: Tensor, gradient: Tensor, padding: Sequence[int], bias: bool) -> tuple[Tensor, Tensor]:
     kernel = [images.shape[k] + 2 * padding[k - 3] - gradient.shape[k] + 1 for k in (3, 4)]
     from tailorfl.models import kernels
 
-    return kernels.correlate(images, gradient, _two(kernel), _two(padding))
+    found = kernels.correlate(images, gradient, _two(kernel), _two(padding), bias)
+    return found[0], found[1].clone()  # of its own memory, as torch asks of an operation's results
 
 
 @torch.library.custom_op("tailorfl::pool", mutates_args=())
 def _pool(
-    images: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    images: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], relu: bool
 ) -> tuple[Tensor, Tensor]:
     from tailorfl.models import kernels
 
-    return kernels.pool(images, _two(kernel), _two(stride), _two(padding))
+    return kernels.pool(images, _two(kernel), _two(stride), _two(padding), relu)
 
 
 @torch.library.custom_op("tailorfl::unpool", mutates_args=())
@@ -152,19 +167,19 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, filters, _, ctx.padding = inputs
+        images, filters, bias, ctx.padding = inputs
+        ctx.bias = bias is not None
         ctx.save_for_backward(images, filters)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         images, filters = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        return (
-            _back(gradient, filters, ctx.padding) if wanted[0] else None,
-            Correlate.apply(images, gradient, ctx.padding) if wanted[1] else None,
-            gradient.sum((1, 3, 4)) if wanted[2] else None,
-            None,
-        )
+        back = _back(gradient, filters, ctx.padding) if wanted[0] else None
+        if not (wanted[1] or wanted[2]):
+            return back, None, None, None
+        of_filters, of_bias = Correlate.apply(images, gradient, ctx.padding, ctx.bias)
+        return back, of_filters if wanted[1] else None, of_bias if wanted[2] else None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, filters: Tensor, bias: Any, padding: Pair) -> Any:
@@ -177,32 +192,34 @@ class Convolve(torch.autograd.Function):
 
 
 class Correlate(torch.autograd.Function):
-    """The gradient of the filters, given that of the outputs."""
+    """The gradients of the filters and of the bias, which may be empty, given that of the outputs."""
 
     @staticmethod
-    def forward(images: Tensor, gradient: Tensor, padding: Pair) -> Tensor:
-        found: Tensor = _correlate(images, gradient, padding)
+    def forward(images: Tensor, gradient: Tensor, padding: Pair, bias: bool) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = _correlate(images, gradient, padding, bias)
         return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, gradient, ctx.padding = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        images, gradient, ctx.padding, ctx.bias = inputs
         ctx.save_for_backward(images, gradient)
 
     @staticmethod
-    def backward(ctx: Any, filters: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, filters: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
         images, gradient = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return (
             _back(gradient, filters, ctx.padding) if wanted[0] else None,
-            Convolve.apply(images, filters, None, ctx.padding) if wanted[1] else None,
+            Convolve.apply(images, filters, bias if ctx.bias else None, ctx.padding) if wanted[1] else None,
+            None,
             None,
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, gradient: Tensor, padding: Pair) -> Any:
+    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, gradient: Tensor, padding: Pair, bias: bool) -> Any:
         more = _more_clients(info.batch_size, in_dims, images, gradient)
-        return Correlate.apply(*more, padding).unflatten(0, (info.batch_size, -1)), 0
+        found = Correlate.apply(*more, padding, bias)
+        return tuple(one.unflatten(0, (info.batch_size, -1)) for one in found), (0, 0)
 
 
 def _back(gradient: Tensor, filters: Tensor, padding: Pair) -> Tensor:
@@ -223,26 +240,26 @@ def _more_clients(mapped: int, in_dims: Sequence[Any], *tensors: Tensor | None) 
 
 
 class Pool(torch.autograd.Function):
-    """The largest number of each window, and its place in the window."""
+    """The largest number of each window, or its ReLU, and its place in the window."""
 
     @staticmethod
-    def forward(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = _pool(images, kernel, stride, padding)
+    def forward(images: Tensor, kernel: Pair, stride: Pair, padding: Pair, relu: bool) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = _pool(images, kernel, stride, padding, relu)
         return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        images, *ctx.window = inputs
+        images, *ctx.window, _ = inputs
         ctx.size = images.shape[2:]
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return Unpool.apply(gradient, *ctx.saved_tensors, tuple(ctx.size), *ctx.window), None, None, None
+        return Unpool.apply(gradient, *ctx.saved_tensors, tuple(ctx.size), *ctx.window), None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, *window: Pair) -> Any:
+    def vmap(info: Any, in_dims: Sequence[Any], images: Tensor, *window: Any) -> Any:
         images = images.movedim(in_dims[0], 0)
         found = Pool.apply(images.flatten(0, 1), *window)
         return tuple(one.unflatten(0, images.shape[:2]) for one in found), (0, 0)
@@ -265,12 +282,14 @@ class Unpool(torch.autograd.Function):
     def backward(ctx: Any, images: Tensor) -> tuple[Tensor | None, ...]:
         """What lies in the chosen places."""
         (codes,) = ctx.saved_tensors
-        spot = codes.long()
+        chosen = codes < MOST_SPOTS
+        spot = codes.where(chosen, ctx.padding[0] * ctx.kernel[1] + ctx.padding[1]).long()  # never outside of the image
         line, column = (torch.arange(length, device=images.device) for length in codes.shape[2:])
         y = line[:, None] * ctx.stride[0] + spot // ctx.kernel[1] - ctx.padding[0]
         x = column * ctx.stride[1] + spot % ctx.kernel[1] - ctx.padding[1]
         places = (y * ctx.size[1] + x).flatten(2)
-        return images.flatten(2).gather(2, places).reshape(codes.shape), None, None, None, None, None
+        found = images.flatten(2).gather(2, places).reshape(codes.shape)
+        return found.where(chosen, 0.0), None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], gradient: Tensor, codes: Tensor, *shape: Pair) -> Any:
