@@ -92,7 +92,7 @@ def run(
     checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
     folder = out_dir or fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
     with StopOnInterrupt(err) as stop:
-        summary = _run(checked, folder, way_of(data_dir, resume, force, 1, loggers), quiet, stop)
+        summary = _run(checked, folder, way_of(data_dir, resume, force, loggers), quiet, stop)
     if summary is None:
         stopped(f"tailor run --resume --out {quote(str(folder))}")
     out.print(summary_table([summary]))

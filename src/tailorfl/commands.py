@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 Force = Annotated[bool, typer.Option("--force", help="Replace runs that are there.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="So many runs side by side, each a process.")]
+Together = Annotated[
+    int,
+    typer.Option("--together", min=1, help="So many runs at a time in one process, clients of all in one stack."),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was stopped or killed.")]
 
 
@@ -45,6 +49,7 @@ def compare(
     out_dir: Annotated[Path | None, typer.Option("--out", help="The comparison's folder.")] = None,
     data_dir: DataDir = None,
     jobs: Jobs = 1,
+    together: Together = 1,
     resume: Resume = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -63,7 +68,7 @@ def compare(
         raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
     lines, seeds = comparison.plan_comparison(names, read)
     folder = _folder(out_dir, resume, "comparison", f"compare-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, jobs, loggers), quiet)
+    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together), quiet)
     if found := grid.measured():
         comparison.write_table([comparison.over_runs(list(runs.values())) for runs in found.values()], folder)
         paired = paired_table(comparison.write_statistics(grid))
@@ -91,6 +96,7 @@ def sweep(
     out_dir: Annotated[Path | None, typer.Option("--out", help="The sweep's folder.")] = None,
     data_dir: DataDir = None,
     jobs: Jobs = 1,
+    together: Together = 1,
     resume: Resume = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -110,7 +116,7 @@ def sweep(
         raise UserError("no method is named; allowed: tailor sweep METHOD key=a,b [key=value ...]")
     lines, seeds = sweeps.plan_sweep(str(name), sweeps.read_values(pairs), base)
     folder = _folder(out_dir, resume, "sweep", f"sweep-{name}-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, jobs, loggers), quiet)
+    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together), quiet)
     if found := grid.measured():
         sweeps.write_statistics(grid)
         keys = sweeps.swept_keys(lines)
@@ -132,6 +138,7 @@ def reproduce(
     options: Annotated[bool, typer.Option("--options", help="Show the study's options or cells; run nothing.")] = False,
     data_dir: DataDir = None,
     jobs: Jobs = 1,
+    together: Together = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped or killed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a study that is there.")] = False,
     quiet: Quiet = False,
@@ -147,8 +154,9 @@ def reproduce(
         return out.print(studies.studies_table())
     study, given = studies.find_study(name), read_settings(settings or [])
     if not isinstance(study, Recipe):
-        if resume or jobs > 1:
-            asked, instead = ("--resume", "--force to replace it") if resume else (f"--jobs {jobs}", "1")
+        if resume or jobs > 1 or together > 1:
+            several = f"--jobs {jobs}" if jobs > 1 else f"--together {together}"
+            asked, instead = ("--resume", "--force to replace it") if resume else (several, "1")
             raise UserError(f"{asked}: {name} is computed in one go; allowed: {instead}")
         return _compute(name, study, given, out_dir, options, force, quiet)
     show_log(quiet)
@@ -158,7 +166,7 @@ def reproduce(
     planned = plan(study, studies.resumed_options(study, given, out_dir) if resume and out_dir else given)
     if options:
         return _show_cells(planned)
-    folder, way = out_dir or fresh(study.name), way_of(data_dir, resume, False, jobs, loggers)
+    folder, way = out_dir or fresh(study.name), way_of(data_dir, resume, False, loggers, jobs, together)
     if not resume:
         studies.check_folder(folder, force)
     studies.begin(planned, folder, force)
@@ -243,13 +251,15 @@ def gather(
 # What they have in common.
 
 
-def way_of(data_dir: Path | None, resume: bool, force: bool, jobs: int, loggers: Sequence[str] | None) -> "Way":
+def way_of(
+    data_dir: Path | None, resume: bool, force: bool, loggers: Sequence[str] | None, jobs: int = 1, together: int = 1
+) -> "Way":
     from tailorfl.study.cells import Way
     from tailorfl.study.loggers import find_logger
 
     for name in loggers or ():
         find_logger(name)(Path())  # refused before anything runs
-    return Way(data_dir, resume, force, jobs, tuple(loggers or ()))
+    return Way(data_dir, resume, force, jobs, together, tuple(loggers or ()))
 
 
 def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Sequence[int]) -> Path:

@@ -56,6 +56,7 @@ class Engine:
         stack_size: int | None = None,
         workers: int | None = None,
     ) -> None:
+        self.settings = device, mode, stack_size, workers
         self.device = device
         self.mode = mode
         self.fixed_stack_size = stack_size
@@ -79,6 +80,16 @@ class Engine:
             size = _activation_bytes(network, sample)
             self._plans[id(network)] = Plan(network, stacked, numbers, size, _draws_numbers(network, sample))
         return self._plans[id(network)]
+
+    def known(self, training: Training) -> Plan:
+        """The plan of a training's network, which was made before."""
+        return self._plans[id(training.network)]
+
+    def take_over(self, plan: Plan) -> None:
+        """Go by what another engine has decided, maybe in another thread."""
+        if id(plan.network) not in self._plans:
+            plan.network.prepare()
+            self._plans[id(plan.network)] = plan
 
     def stacks(self, network: Network) -> bool:
         """Whether clients of a network that was planned run as one tensor program."""

@@ -124,6 +124,11 @@ class FederatedData:
         scale, shift = self._pixels
         return torch.addcmul(shift, rows.to(scale.dtype), scale)
 
+    def same_rows(self, other: "FederatedData") -> bool:
+        """Whether a row of the one is the same, as a network takes it, in the other, whoever may use it."""
+        mine, theirs = ((one.inputs, one.targets, one.mean, one.std) for one in (self, other))
+        return (self.kind, self.classes) == (other.kind, other.classes) and all(map(_same, mine, theirs))
+
     def in_unit_pixels(self) -> "FederatedData":
         """The same with pixels from 0 to 1 as they are, not standardized."""
         if self.mean is None or self.std is None:
@@ -154,6 +159,13 @@ class FederatedData:
         rows = sum(len(part.inputs) for part in self.groups or (self,))
         lists = (self.train, self.validation, self.test)
         return Partition(self.source, rows, self.names, *lists, self.new_clients, self.joining_clients)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
 
 
 def federate(source: Source, options: PartitionOptions, seed: int) -> FederatedData:

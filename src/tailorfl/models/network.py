@@ -155,6 +155,11 @@ class Network:
             outputs: Tensor = functional_call(self._template(train).get_submodule(layer.name), own, (features,))
         return outputs
 
+    def prepare(self) -> None:
+        """Make this thread's copies of the module; while a program is traced, they could not be."""
+        for train in (True, False):
+            self._template(train)
+
     def _template(self, train: bool) -> nn.Module:
         # functional_call swaps tensors into the module while it runs, so every thread needs a module of its own.
         key = "train" if train else "eval"

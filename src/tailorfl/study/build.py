@@ -58,12 +58,17 @@ class Built(Generic[Place]):
     loop: RoundLoop
 
 
-def build(config: Config, data_dir: Path | None = None, partition: Path | None = None) -> Built[InProcess]:
+def build(
+    config: Config,
+    data_dir: Path | None = None,
+    partition: Path | None = None,
+    where: Callable[..., InProcess] = InProcess,
+) -> Built[InProcess]:
     """Load the data, divide it, make the network and the federation. Writes nothing.
 
     ``partition`` is a file that says who has which rows, of a run that is to go on.
     """
-    return build_on(config, load_data(config.experiment, data_dir, partition), InProcess)
+    return build_on(config, load_data(config.experiment, data_dir, partition), where)
 
 
 def build_on(config: Config, data: FederatedData, where: Callable[..., Place]) -> Built[Place]:

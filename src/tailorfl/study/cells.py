@@ -1,4 +1,4 @@
-"""The cells of a study: runs that stand by themselves, one after the other or side by side."""
+"""The cells of a study: runs that stand by themselves, one after the other, side by side, or together."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError, in_a_line
+from tailorfl.federation.in_process import InProcess
 from tailorfl.study.config import Config
 from tailorfl.study.loggers import Logs
 from tailorfl.study.run import ERROR, SUMMARY, Run
@@ -40,12 +41,15 @@ class Way:
     resume: bool = False
     force: bool = False
     jobs: int = 1  # side by side
+    together: int = 1  # in each of them at a time
     loggers: tuple[str, ...] = ()
 
 
 Result = dict[str, Any] | Failure  # a summary, or why there is none
 Ended = Callable[[Cell, Result], None]
+Told = Callable[[Cell, dict[str, Any]], None]  # a line of ``rounds.jsonl``
 Stop = Callable[[], bool]
+Batch = tuple[Cell, ...]  # that run at a time in one process
 
 
 class Watch(Protocol):
@@ -73,12 +77,12 @@ def run_cells(cells: Sequence[Cell], way: Way, watch: Watch, ended: Ended, stop:
         result = execute(cell, way)
         assert result is not None
         end(cell, result)
-    left = [cell for cell in cells if cell not in kept]
-    if way.jobs == 1 or len(left) < 2:
-        return _one_by_one(left, way, watch, end, stop)
+    batches = in_batches([cell for cell in cells if cell not in kept], way.together)
+    if way.jobs == 1 or len(batches) < 2:
+        return _one_by_one(batches, way, watch, end, stop)
     from tailorfl.study.workers import side_by_side
 
-    return side_by_side(left, way, watch, end, stop)
+    return side_by_side(batches, way, watch, end, stop)
 
 
 def finished(cells: Sequence[Cell], way: Way) -> list[Cell]:
@@ -86,20 +90,47 @@ def finished(cells: Sequence[Cell], way: Way) -> list[Cell]:
     return [cell for cell in cells if way.resume and (cell.folder / SUMMARY).is_file()]
 
 
-def _one_by_one(cells: Sequence[Cell], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
+def in_batches(cells: Sequence[Cell], together: int) -> list[Batch]:
+    """Cells that run at a time; where several do, those of the same method and data beside each other."""
+    if together == 1:
+        return [(cell,) for cell in cells]
+    alike: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
+        experiment = cell.config.experiment
+        alike.setdefault((repr(cell.config.method), experiment.network, experiment.data), []).append(cell)
+    ordered = [cell for group in alike.values() for cell in group]
+    return [tuple(ordered[start : start + together]) for start in range(0, len(ordered), together)]
+
+
+def _one_by_one(batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
+    for batch in batches:
         if stop():
             return False
-        watch.begun(cell)
-        result = execute(cell, way, partial(watch.round, cell), stop)
-        if result is None:
+        for cell in batch:
+            watch.begun(cell)
+        if not execute_batch(batch, way, watch.round, end, stop):
             return False
-        end(cell, result)
     return True
 
 
+def execute_batch(batch: Batch, way: Way, watch: Told, end: Ended, stop: Stop) -> bool:
+    """The cells of a batch, at a time; False if it was stopped before all had ended."""
+    if len(batch) > 1:
+        from tailorfl.study.together import run_together
+
+        return run_together(batch, way, watch, end, stop)
+    result = execute(batch[0], way, partial(watch, batch[0]), stop)
+    if result is not None:
+        end(batch[0], result)
+    return result is not None
+
+
 def execute(
-    cell: Cell, way: Way, watch: Callable[[dict[str, Any]], None] = lambda line: None, stop: Stop = bool
+    cell: Cell,
+    way: Way,
+    watch: Callable[[dict[str, Any]], None] = lambda line: None,
+    stop: Stop = bool,
+    where: Callable[..., InProcess] = InProcess,
 ) -> Result | None:
     """One cell in this process: its summary, why there is none, or None if it was stopped."""
     error = cell.folder / ERROR
@@ -107,7 +138,9 @@ def execute(
         error.unlink()  # of the last attempt
     try:
         with Logs(way.loggers, cell.config, cell.folder, way.resume, watch) as logs:
-            summary = Run(cell.config, cell.folder, way.data_dir, logs, stop).execute(way.resume, way.force)
+            summary = Run(cell.config, cell.folder, way.data_dir, logs, stop, where=where).execute(
+                way.resume, way.force
+            )
             logs.end(summary)
             return summary
     except UserError as problem:

@@ -88,7 +88,7 @@ class Grid:
 
     def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
-        with CellsProgress(console, list(self.cells), way.jobs) as watch:
+        with CellsProgress(console, list(self.cells), way.jobs * way.together) as watch:
             whole = run_cells(list(self.cells), way, watch, self._add, stop)
         reasons = {failure.reason for failure in self.failures.values()}
         if len(self.failures) == len(self.cells) and len(reasons) == 1:

@@ -109,9 +109,9 @@ class CellsProgress:
     """
 
     def __init__(
-        self, console: Console, cells: Sequence[Cell], jobs: int = 1, clock: Callable[[], float] = time.monotonic
+        self, console: Console, cells: Sequence[Cell], at_once: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console, self.clock, self.jobs = console, clock, jobs
+        self.console, self.clock, self.at_once = console, clock, at_once
         self.waiting, self.of = list(cells), len(cells)
         self.running: dict[Cell, _Running] = {}
         self.seconds: dict[tuple[str, str], list[float]] = {}  # by method and data: what cells took
@@ -177,7 +177,7 @@ class CellsProgress:
             return totals.get(cell) or fmean(self.seconds.get(_like(cell), every))
 
         rest = sum(map(whole, waiting)) + sum(max(0.0, whole(cell) - now + run.begun) for cell, run in running.items())
-        return f"; about {in_words(rest / min(self.jobs, len(waiting) + len(running)))} left"
+        return f"; about {in_words(rest / min(self.at_once, len(waiting) + len(running)))} left"
 
     def _speak(self) -> None:
         """Say what was held back, and from now on everything."""

@@ -230,7 +230,7 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         if run not in kept:
             write_all(outcome)
 
-    with CellsProgress(console, runs, way.jobs) as watch:
+    with CellsProgress(console, runs, way.jobs * way.together) as watch:
         whole = cells.run_cells(runs, way, watch, ended, stop)
     write_all(outcome)
     return outcome if whole else None

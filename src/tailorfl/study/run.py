@@ -77,6 +77,7 @@ class Run:
     watch: Callable[[dict[str, Any]], None] = lambda line: None
     stop: Callable[[], bool] = lambda: False
     make: Callable[[bool], Built[Any]] | None = None  # where clients live elsewhere; given whether the run has begun
+    where: Callable[..., InProcess] = InProcess  # they live, if in this process
     totals: Totals = field(default_factory=Totals)
 
     def execute(self, resume: bool = False, force: bool = False) -> dict[str, Any] | None:
@@ -93,7 +94,7 @@ class Run:
         return None if last is None else self._finish(built, last)
 
     def _simulated(self, begun: bool) -> Built[InProcess]:
-        return build(self.config, self.data_dir, self.folder / PARTITION if begun else None)
+        return build(self.config, self.data_dir, self.folder / PARTITION if begun else None, self.where)
 
     def _last(self, built: Built[Any], done: int) -> Round:
         """The last round again, for a run that was killed between its last checkpoint and its summary."""

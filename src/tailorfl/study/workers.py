@@ -14,26 +14,26 @@ from typing import Any
 
 import torch
 
-from tailorfl.study.cells import Cell, Ended, Failure, Stop, Watch, Way, execute, keep_error
+from tailorfl.study.cells import Batch, Cell, Ended, Failure, Result, Stop, Watch, Way, execute_batch, keep_error
 from tailorfl.study.config import configure
 from tailorfl.study.run import ERROR
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 LISTEN = 0.2  # seconds between two looks at whether to stop
-PATIENCE = 10.0  # seconds for a process to end after its last cell
-ROUND, LOG, ENDED = "round", "log", "ended"  # what a process tells
+PATIENCE = 10.0  # seconds for a process to end after its last batch
+ROUND, LOG, ENDED, OVER = "round", "log", "ended", "over"  # what a process tells: of a cell twice, of a batch at last
 
-Message = tuple[str, Any]
+Message = tuple[str, int, Any]  # what it is about, the cell's number in the batch or the level of the log, and the rest
 
 log = logging.getLogger(__name__)
 
 
-def side_by_side(cells: Sequence[Cell], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
+def side_by_side(batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
     """Run cells in ``way.jobs`` processes; False if it was stopped before all had ended.
 
-    The threads of this process are divided among them. A process that dies takes its cell with it, and no other.
+    The threads of this process are divided among them. A process that dies takes its batch with it, and no other.
     """
-    pool = _Pool(cells, way, watch, end)
+    pool = _Pool(batches, way, watch, end)
     try:
         while pool.waiting or pool.workers:
             if stop():
@@ -44,15 +44,15 @@ def side_by_side(cells: Sequence[Cell], way: Way, watch: Watch, end: Ended, stop
         for worker in pool.workers:  # after a second Ctrl-C, or an error here; a run can be killed at any moment
             worker.process.kill()
             worker.close()
-    return pool.ended == len(cells)
+    return pool.ended == sum(map(len, batches))
 
 
 class _Pool:
-    """The cells that wait, and the processes with those that run."""
+    """The batches that wait, and the processes with those that run."""
 
-    def __init__(self, cells: Sequence[Cell], way: Way, watch: Watch, end: Ended) -> None:
+    def __init__(self, batches: Sequence[Batch], way: Way, watch: Watch, end: Ended) -> None:
         self.way, self.watch, self.end = way, watch, end
-        self.waiting, self.workers, self.ended = deque(cells), list[_Worker](), 0
+        self.waiting, self.workers, self.ended = deque(batches), list[_Worker](), 0
         self.stopping = False
         self.threads = max(1, torch.get_num_threads() // way.jobs)
 
@@ -65,29 +65,37 @@ class _Pool:
         """What the processes tell, one message of each."""
         speaking = wait([worker.pipe for worker in self.workers], LISTEN)
         for worker in [one for one in self.workers if one.pipe in speaking]:
-            kind, told = worker.hear()
+            kind, number, told = worker.hear()
             if kind == ROUND:
-                self.watch.round(worker.cell, told)
+                self.watch.round(worker.batch[number], told)
             elif kind == LOG:
-                level, text = told
-                log.log(level, "%s: %s", worker.cell.title, text)
+                log.log(number, told)
+            elif kind == ENDED:
+                self._ended(worker, worker.batch[number], told)
             else:
                 self._over(worker, told)
 
-    def _over(self, worker: "_Worker", result: Any) -> None:
-        if result is not None:  # else it was stopped
-            self.ended += 1
-            self.end(worker.cell, result)
-        if self.waiting and not worker.dead:
+    def _ended(self, worker: "_Worker", cell: Cell, result: Result) -> None:
+        self.ended += 1
+        worker.left.remove(cell)
+        self.end(cell, result)
+
+    def _over(self, worker: "_Worker", died: str | None) -> None:
+        """A batch is done, or was stopped, or its process died of something."""
+        for cell in list(worker.left) if died else ():
+            keep_error(cell.folder / ERROR, f"{died}\n")
+            self._ended(worker, cell, Failure(str(died)))
+        if self.waiting and not died:
             self._next(worker)
         else:
             self.workers.remove(worker)
             worker.close()
 
     def _next(self, worker: "_Worker") -> None:
-        cell = self.waiting.popleft()
-        self.watch.begun(cell)
-        worker.give(cell)
+        batch = self.waiting.popleft()
+        for cell in batch:
+            self.watch.begun(cell)
+        worker.give(batch)
 
     def ask_to_stop(self) -> None:
         if not self.stopping:
@@ -98,9 +106,10 @@ class _Pool:
 
 
 class _Worker:
-    """A process that runs one cell after the other."""
+    """A process that runs one batch after the other."""
 
-    cell: Cell
+    batch: Batch
+    left: list[Cell]  # of it, that have not ended
 
     def __init__(self, way: Way, threads: int) -> None:
         self.pipe, theirs = SPAWN.Pipe()
@@ -109,11 +118,10 @@ class _Worker:
         with _deaf():
             self.process.start()
         theirs.close()
-        self.dead = False
 
-    def give(self, cell: Cell) -> None:
-        self.cell = cell
-        self.send((cell.config.flat(), str(cell.folder)))
+    def give(self, batch: Batch) -> None:
+        self.batch, self.left = batch, list(batch)
+        self.send([(cell.title, cell.config.flat(), str(cell.folder)) for cell in batch])
 
     def send(self, what: Any) -> None:
         with suppress(OSError):  # it died; hear() will say so
@@ -124,11 +132,8 @@ class _Worker:
             message: Message = self.pipe.recv()
             return message
         except (EOFError, OSError):
-            self.dead = True
             self.process.join(PATIENCE)
-            said = f"its process {_how_it_ended(self.process.exitcode)}"
-            keep_error(self.cell.folder / ERROR, f"{said}\n")
-            return ENDED, Failure(said)
+            return OVER, 0, f"its process {_how_it_ended(self.process.exitcode)}"
 
     def close(self) -> None:
         self.pipe.close()  # at which it ends
@@ -170,10 +175,17 @@ def _work(pipe: Connection, way: Way, threads: int, level: int) -> None:
     logging.captureWarnings(True)
     with suppress(EOFError, OSError):  # the command was killed
         while (task := pipe.recv()) is not None:
-            settings, folder = task
-            cell = Cell("", configure(settings["method"], settings), Path(folder))
-            # Whatever comes while a cell runs is the wish to stop, the end of the pipe too.
-            voice.tell(ENDED, execute(cell, way, lambda line: voice.tell(ROUND, line), pipe.poll))
+            batch = tuple(Cell(title, configure(one["method"], one), Path(folder)) for title, one, folder in task)
+            voice.title = f"{batch[0].title}: " if len(batch) == 1 else ""  # runs together say who they are
+            # Whatever comes while a batch runs is the wish to stop, the end of the pipe too.
+            execute_batch(
+                batch,
+                way,
+                lambda cell, line: voice.tell(ROUND, batch.index(cell), line),  # noqa: B023 (called before the next)
+                lambda cell, result: voice.tell(ENDED, batch.index(cell), result),  # noqa: B023
+                pipe.poll,
+            )
+            voice.tell(OVER, 0, None)
 
 
 def _end_with_the_command() -> None:
@@ -190,10 +202,11 @@ class _Voice(logging.Handler):
     def __init__(self, pipe: Connection) -> None:
         super().__init__()
         self.pipe, self.turn = pipe, threading.Lock()  # threads that train clients may log
+        self.title = ""
 
-    def tell(self, kind: str, what: Any) -> None:
+    def tell(self, kind: str, number: int, what: Any) -> None:
         with self.turn, suppress(OSError):  # nobody listens any more: the run stops after this round
-            self.pipe.send((kind, what))
+            self.pipe.send((kind, number, what))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.tell(LOG, (record.levelno, record.getMessage()))
+        self.tell(LOG, record.levelno, f"{self.title}{record.getMessage()}")
