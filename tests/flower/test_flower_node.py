@@ -123,7 +123,7 @@ def test_a_site_that_lost_its_state_is_named(tmp_path: Path, caplog: pytest.LogC
 
     grid.answers[21] = careless
     assert serve_on(grid) is not None
-    assert [text for text in caplog.messages if "lost" in text] == [
+    assert [text for text in caplog.messages if "has lost" in text] == [
         "round 2: clinic-a has lost what it kept, and began anew"
     ]
 

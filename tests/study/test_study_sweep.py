@@ -194,12 +194,19 @@ def test_without_validation_data_nothing_is_chosen(study: Tailor, tmp_path: Path
     ]
 
 
-def test_a_regression_is_swept_by_its_losses_and_nothing_is_chosen(study: Tailor, tmp_path: Path) -> None:
+def test_a_regression_is_swept_by_its_losses(study: Tailor, tmp_path: Path) -> None:
     own = pairs(data="synthetic-regression", partition="natural", samples=12, samples_per_client=None)
-    status, out, _ = study("sweep", "local", "lr=0.01,0.1", *own, "validation_fraction=0.2", "-q", "--out", "out")
+    arguments = ("sweep", "local", "lr=0.001,0.01,0.1", *own, "-q", "--out")
+    status, out, _ = study(*arguments, "out", "validation_fraction=0.2")
     assert status == 0
-    assert "no setting is chosen: a regression has no validation accuracy" in out
+    losses = {row["lr"]: float(row["validation_loss"]) for row in read(tmp_path / "out/results.csv")}
+    chosen = min(losses, key=losses.__getitem__)
+    assert f"best by validation loss: lr={chosen} ({losses[chosen]:.4g})" in out
+    assert float(read(tmp_path / "out/statistics.csv")[0]["validation_loss"]) == losses["0.001"]
     assert (tmp_path / "out/sweep.png").is_file()
+    status, out, _ = study(*arguments, "blind")
+    assert status == 0
+    assert "no setting is chosen: there is no validation data" in out
 
 
 def grid(figures: dict[tuple[float, int], tuple[float | None, float]], seeds: tuple[int, ...] = (0, 1)) -> Grid:

@@ -82,6 +82,7 @@ ACCURACIES = {
 }
 LOSSES = {
     "personalized_loss": Head("personalized loss", "loss of each client's model on its own test rows"),
+    "validation_loss": Head("validation loss", "on rows that are held out of training"),
     "global_loss": Head("global loss", "the one model for all on the same rows"),
     "new_client_loss": Head("new clients", "loss of clients that took no part in training"),
 }

@@ -18,7 +18,7 @@ from tailorfl.study.tidy import OPTIONS, RESULTS, as_text, flat, read_csv, write
 
 # What is said of a line over its seeds, where it has it.
 ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accuracy", "personalized_accuracy_std")
-LOSS = "personalized_loss"
+LOSSES = ("validation_loss", "personalized_loss")
 DIVERGED = "diverged: the loss on test data is not finite"
 
 
@@ -124,13 +124,13 @@ class Grid:
         summaries, rows = self.summaries.values(), []
         keys = [
             key
-            for key in ((LOSS,) if self.regression else ACCURACIES)
-            if any(one[key] is not None for one in summaries)
+            for key in (LOSSES if self.regression else ACCURACIES)
+            if any(one.get(key) is not None for one in summaries)
         ]
         for line, found in self.measured().items():
             rows.append({**line.settings, "seeds": len(found)})
             for key in keys:
-                rows[-1] |= _over_seeds(key, [one[key] for one in found.values() if one[key] is not None])
+                rows[-1] |= _over_seeds(key, [one[key] for one in found.values() if one.get(key) is not None])
         return rows
 
     def write(self) -> None:

@@ -301,6 +301,7 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
         "global_accuracy": accuracy(evaluation.common),
         "global_loss": evaluation.common.mean_loss if evaluation.common else None,
         "validation_accuracy": accuracy(evaluation.validation),
+        "validation_loss": evaluation.validation.mean_loss if evaluation.validation else None,
         "new_client_accuracy": accuracy(evaluation.new),
         "new_client_loss": evaluation.new.mean_loss if evaluation.new else None,
         "joining_accuracy": accuracy(evaluation.joining),

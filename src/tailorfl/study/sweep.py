@@ -15,12 +15,12 @@ from tailorfl.study.config import configure, read_settings, shown
 from tailorfl.study.grid import Grid, Line, take_seeds
 from tailorfl.study.panels import draw_line, place_values, scale
 from tailorfl.study.recipe import SAFE
-from tailorfl.study.tables import percent
+from tailorfl.study.tables import number, percent
 from tailorfl.study.tidy import STATISTICS, write_csv
 
 PLOT = "sweep.png"
 LONGEST = 120  # letters in the name of a folder
-VALIDATION, HELD_OUT = "validation_accuracy", "validation_fraction"
+HELD_OUT = "validation_fraction"
 
 
 def read_values(pairs: Sequence[str]) -> dict[str, list[Any]]:
@@ -82,7 +82,9 @@ def swept_keys(lines: Sequence[Line]) -> list[str]:
 
 
 def best(grid: Grid) -> Line | None:
-    """The setting with the highest validation accuracy, the mean over seeds; never by test data.
+    """The setting with the highest validation accuracy, of a regression the lowest loss there; never by test data.
+
+    The mean over seeds counts.
 
     None where there is no validation data. A setting of which a run is missing does not compete.
     """
@@ -91,23 +93,30 @@ def best(grid: Grid) -> Line | None:
 
 def _leading(grid: Grid) -> list[Line]:
     """The settings that no other one surpasses."""
-    found = {line: [one[VALIDATION] for one in runs.values()] for line, runs in grid.measured().items()}
+    measure, surpassing = _measure(grid), min if grid.regression else max
+    found: dict[Line, list[Any]] = {
+        line: [one.get(measure) for one in runs.values()] for line, runs in grid.measured().items()
+    }
     means = {line: fmean(some) for line, some in found.items() if len(some) == len(grid.seeds) and None not in some}
-    return [line for line, mean in means.items() if mean == max(means.values())]
+    return [line for line, mean in means.items() if mean == surpassing(means.values())]
+
+
+def _measure(grid: Grid) -> str:
+    """What settings are chosen by."""
+    return "validation_loss" if grid.regression else "validation_accuracy"
 
 
 def choice(grid: Grid) -> str:
     """The best setting in a line, or why none can be named."""
     chosen = best(grid)
     if chosen is not None:
-        found = percent(fmean(one[VALIDATION] for one in grid.of(chosen).values()))
+        mean = fmean(one[_measure(grid)] for one in grid.of(chosen).values())
+        what, found = ("loss", number(mean)) if grid.regression else ("accuracy", f"{percent(mean)} %")
         over = f", mean over {len(grid.seeds)} seeds" if len(grid.seeds) > 1 else ""
         ties = len(_leading(grid)) - 1
         also = f"; {ties} other{'s have' if ties > 1 else ' has'} the same, the first is named" if ties else ""
-        return f"best by validation accuracy: {chosen.title} ({found} %{over}{also})"
-    if grid.regression:
-        return "no setting is chosen: a regression has no validation accuracy, and test data is not to choose by"
-    if any(one[VALIDATION] is not None for one in grid.summaries.values()):
+        return f"best by validation {what}: {chosen.title} ({found}{over}{also})"
+    if any(one.get(_measure(grid)) is not None for one in grid.summaries.values()):
         return "no setting is chosen: of each a run is missing"
     return (
         "no setting is chosen: there is no validation data, and test data is not to choose by; "
@@ -128,14 +137,16 @@ def draw_sweep(grid: Grid, path: Path) -> None:
     [key] = keys
     places = place_values({shown(line.settings[key]): line.settings[key] for line in found})
     named = {"test loss": "personalized_loss"} if grid.regression else {"test": "personalized_accuracy"}
-    named |= {"validation": VALIDATION}
+    named |= {"validation": _measure(grid)}
     with picture(path, (6, 4)) as figure:
         axes = figure.subplots()
-        for number, (name, measure) in enumerate(named.items()):
-            values = {line: [one[measure] for one in runs.values()] for line, runs in found.items()}
+        for place, (name, measure) in enumerate(named.items()):
+            values: dict[Line, list[Any]] = {
+                line: [one.get(measure) for one in runs.values()] for line, runs in found.items()
+            }
             there = {line: own for line, own in values.items() if None not in own}
             if there:
-                draw_line(axes, name, number, {places[shown(line.settings[key])]: own for line, own in there.items()})
+                draw_line(axes, name, place, {places[shown(line.settings[key])]: own for line, own in there.items()})
         axes.set(xlabel=key, ylabel="loss" if grid.regression else "accuracy")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)

@@ -103,7 +103,12 @@ SERVED = {
     "global": "global_accuracy",
     "new\nclients": "new_client_accuracy",
 }
-LOSSES = {"loss": "personalized_loss", "global\nloss": "global_loss", "new\nclients": "new_client_loss"}
+LOSSES = {
+    "validation\nloss": "validation_loss",
+    "loss": "personalized_loss",
+    "global\nloss": "global_loss",
+    "new\nclients": "new_client_loss",
+}
 
 
 def lines_table(
@@ -115,7 +120,7 @@ def lines_table(
     columns = {
         name: key
         for name, key in (LOSSES if regression else SERVED).items()
-        if any(summary[key] is not None for summary in summaries)
+        if any(summary.get(key) is not None for summary in summaries)
     }
     data, clients = (", ".join(dict.fromkeys(str(one[key]) for one in summaries)) for key in ("data", "clients"))
     title = f"{data}, {clients} clients{'' if regression else '; accuracies in %'}"
@@ -126,12 +131,12 @@ def lines_table(
     for name in (*columns, "train\ns"):
         table.add_column(name, justify="right", no_wrap=True)
     for names, found in lines:
-        cells = [_mean_cell([one[key] for one in found], key, regression) for key in columns.values()]
+        cells = [_mean_cell([one.get(key) for one in found], key, regression) for key in columns.values()]
         table.add_row(*names, *cells, amount(fmean(summary["seconds_training"] for summary in found)))
     return table
 
 
-WITH_INTERVAL = ("personalized_accuracy", "personalized_loss", "validation_accuracy")
+WITH_INTERVAL = ("personalized_accuracy", "personalized_loss", "validation_accuracy", "validation_loss")
 
 
 def _mean_cell(values: Sequence[float | None], key: str, regression: bool) -> str:
