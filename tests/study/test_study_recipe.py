@@ -294,6 +294,23 @@ def test_a_claim_without_figures_cannot_be_judged_and_one_counterexample_is_enou
     assert word(2) == "holds", "level means within the margin, the margin included"
 
 
+def test_a_claim_may_be_that_less_is_better(tmp_path: Path) -> None:
+    claim = {"row": "fedper", "below": ["fedavg", "deep"], "by": 5, "columns": "two"}
+    recipe = find_recipe(str(write(tmp_path, published="", small={**SMALL, "claims": [claim]})))
+    [made] = recipe.claims
+    assert made.sentence(recipe) == "fedper below fedavg, deep by more than 5 in two"
+
+    def verdict(deep: float) -> tuple[str, str]:
+        figures = {("fedper", "two"): 10.0, ("fedavg", "two"): 20.0, ("deep", "two"): deep}
+        found = judge(made, recipe, lambda at, _: {0: figures[at]} if at in figures else {})
+        return found.word, found.numbers(".1f")
+
+    assert verdict(deep=15.1) == ("holds", "two -5.1 (over deep)")
+    assert verdict(deep=15.0) == ("does not hold", "two -5.0 (over deep)")
+    assert verdict(deep=2.0) == ("does not hold", "two +8.0 (over deep)")
+    assert verdict(deep=40.0) == ("holds", "two -10.0 (over fedavg)")
+
+
 def test_a_study_goes_on_where_it_was_killed_and_ends_the_same(tmp_path: Path, measured: Path) -> None:
     file, out = write(tmp_path), tmp_path / "out"
     arguments = ["reproduce", str(file), "--quiet", "--out", str(out)]
@@ -748,7 +765,7 @@ def test_a_file_with_several_studies_needs_the_name_of_one(tmp_path: Path) -> No
         ({"columns": {"a/b": {}}}, "'a/b' is no name"),
         ({"rows": {"../x": {"method": "fedavg"}}}, "'../x' is no name"),
         ({"claims": [{"row": "fedper", "above": "nope"}]}, "'nope' is neither a row nor a column"),
-        ({"claims": [{"row": "fedper"}]}, "allowed: above or level"),
+        ({"claims": [{"row": "fedper"}]}, "allowed: above, below or level"),
         ({"claims": [{"above": "fedavg"}]}, "allowed: row or column"),
         ({"claims": [{"row": "fedper", "above": "fedavg", "round": 3}]}, "only with kind: curves"),
         ({"cells": {"fedper": {"ten": {}}}}, "'ten' is neither"),

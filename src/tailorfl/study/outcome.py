@@ -178,12 +178,10 @@ class Verdict:
         along = 1 if self.claim.row is not None else 0
         worst: dict[str, tuple[float, Point]] = {}
         for (first, second), difference in self.differences.items():
-            against = -abs(difference) if self.claim.level is not None else difference
             at = first[along]
-            before = worst.get(at)
-            if before is None or against < (-abs(before[0]) if self.claim.level is not None else before[0]):
+            if at not in worst or self.claim.favour(difference) < self.claim.favour(worst[at][0]):
                 worst[at] = (difference, second)
-        several = len(self.claim.above or self.claim.level or ()) > 1 or "others" in (self.claim.above or ())
+        several = len(self.claim.others) > 1 or "others" in self.claim.others
         return ", ".join(
             f"{at} {difference:+{shown}}" + (f" (over {second[1 - along]})" if several else "")
             for at, (difference, second) in worst.items()

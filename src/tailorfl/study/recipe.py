@@ -71,7 +71,7 @@ class Row(Column):
 
 
 class Claim(BaseModel):
-    """What a paper says of its figures, for a machine to check: one row (or column) above or level with others."""
+    """What a paper says of its figures, for a machine to check: a row (or column) above, below or level with others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,29 +79,35 @@ class Claim(BaseModel):
     row: str | None = None
     column: str | None = None
     above: Names | None = None
+    below: Names | None = None  # where less is better: losses, traffic, seconds
     level: Names | None = None
-    by: float = 0.0  # above: by more than this
+    by: float = 0.0  # above or below: by more than this
     within: float = Field(1.0, ge=0)  # level: by this at most, up or down
     rows: Names | None = None  # of a claim on columns; all by default
     columns: Names | None = None  # of a claim on rows; all by default
     round: int | None = Field(None, ge=1)  # curves: after this round; the last by default
 
-    _listed = field_validator("above", "level", "rows", "columns", mode="before")(_listed)
+    _listed = field_validator("above", "below", "level", "rows", "columns", mode="before")(_listed)
     _named = field_validator("row", "column", mode="before")(lambda name: None if name is None else str(name))
 
     @model_validator(mode="after")
     def _one_of_each(self) -> "Claim":
         if (self.row is None) == (self.column is None):
             raise ValueError("allowed: row or column, one of them")
-        if (self.above is None) == (self.level is None):
-            raise ValueError("allowed: above or level, one of them")
+        if sum(others is not None for others in (self.above, self.below, self.level)) != 1:
+            raise ValueError("allowed: above, below or level, one of them")
         if (self.rows if self.row is not None else self.columns) is not None:
             raise ValueError("allowed: columns beside row, rows beside column")
         return self
 
+    @property
+    def others(self) -> Names:
+        """Whom the row or column is compared with."""
+        return self.above or self.below or self.level or ()
+
     def comparisons(self, recipe: "Recipe") -> list[tuple[Point, Point]]:
         """The pairs of figures that the claim is about, the one that it praises first."""
-        others = self.above or self.level or ()
+        others = self.others
         if self.row is not None:
             others = tuple(row for row in recipe.rows if row != self.row) if others == ("others",) else others
             return [((self.row, at), (other, at)) for at in self.columns or tuple(recipe.columns) for other in others]
@@ -110,16 +116,23 @@ class Claim(BaseModel):
         return [((at, self.column), (at, other)) for at in self.rows or tuple(recipe.rows) for other in others]
 
     def holds(self, difference: float) -> bool:
-        return difference > self.by if self.above is not None else abs(difference) <= self.within
+        return self.favour(difference) >= 0 if self.level is not None else self.favour(difference) > 0
+
+    def favour(self, difference: float) -> float:
+        """By how much a difference speaks for the claim."""
+        if self.level is not None:
+            return self.within - abs(difference)
+        return (difference if self.above is not None else -difference) - self.by
 
     def sentence(self, recipe: "Recipe") -> str:
         """The claim in words, as it is printed."""
         if self.text:
             return self.text
-        if self.above is not None:
-            what = f"above {', '.join(self.above)}" + (f" by more than {self.by:g}" if self.by else "")
+        if self.level is not None:
+            what = f"level with {', '.join(self.level)} within {self.within:g}"
         else:
-            what = f"level with {', '.join(self.level or ())} within {self.within:g}"
+            side = "above" if self.above is not None else "below"
+            what = f"{side} {', '.join(self.others)}" + (f" by more than {self.by:g}" if self.by else "")
         where = self.columns if self.row is not None else self.rows
         places = ", ".join(where) if where else f"every {'column' if self.row is not None else 'row'}"
         when = f" after round {self.round}" if self.round else ""
