@@ -65,14 +65,14 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("| network | clients x images | grouped | kernels | times as fast |\n|---|---|---|---|---|")
-    with_kernels = stacked._triton
+    with_kernels = stacked._kernels_run
     for name, shape, classes, clients, images in CASES:
         network = Network(build_module(name, shape, classes), name, torch.device("cuda"))
         inputs = inputs_of(network, shape, classes, clients, images)
         gradients = stacked_gradients(network, cross_entropy)
         found = []
-        for choice in (lambda: False, with_kernels):
-            stacked._triton = choice  # type: ignore[assignment]
+        for choice in (lambda device: False, with_kernels):
+            stacked._kernels_run = choice  # type: ignore[assignment]
             found.append(seconds(lambda: gradients(inputs), repeats))  # noqa: B023 (called at once)
         grouped, ours = found
         print(

@@ -62,6 +62,15 @@ def test_layers_of_the_same_form_that_compute_something_else_make_it_another() -
     assert not same_program(network(nn.Dropout(0.1)), network(nn.Dropout(0.2)))
 
 
+def test_shared_layers_in_another_order_make_it_another() -> None:
+    def network(order: str) -> Network:
+        parts = {"l": nn.Linear(2, 2), "t": nn.Tanh(), "r": nn.ReLU()}
+        return Network(nn.Sequential(*(parts[letter] for letter in order), nn.Linear(2, 2)))
+
+    assert same_program(network("lrtrtl"), network("lrtrtl"))
+    assert not same_program(network("lrtrtl"), network("lrtltr"))
+
+
 class Opaque:
     """Equal to nothing but itself."""
 

@@ -1,5 +1,7 @@
 """The kernels of a stack compute what torch computes client by client; without a GPU, in Triton's interpreter."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tailorfl.cohort.gradients import Inputs, stacked_gradients
 from tailorfl.cohort.objective import cross_entropy
 from tailorfl.models import Network, stacked
-from tailorfl.models.stacked import Convolve, Correlate, Pool, convert_layers, stacked_layers
+from tailorfl.models.stacked import Convolve, Correlate, Pool, RectifiedMaxima, convert_layers, stacked_layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 kernels = pytest.importorskip("tailorfl.models.kernels", reason="no Triton on this system", exc_type=ImportError)
@@ -104,6 +106,33 @@ def test_a_number_that_is_none_is_the_largest_as_in_torch():
         assert torch.equal(found.isnan(), F.max_pool2d(given, 2).isnan())
 
 
+def test_a_window_of_nothing_but_minus_infinity_leads_back_into_the_image():
+    given = torch.full((1, 1, 3, 3), -torch.inf, device=DEVICE)
+    found, codes = kernels.pool(given, (3, 3), (2, 2), (1, 1), False)
+    wanted, places = F.max_pool2d(given, 3, 2, 1, return_indices=True)
+    assert torch.equal(found, wanted)
+    change = drawn(*wanted.shape)
+    back = torch.zeros(9, device=DEVICE).scatter_add(0, places.flatten(), change.flatten()).view(1, 1, 3, 3)
+    assert near(kernels.unpool(change, codes, (3, 3), (3, 3), (2, 2), (1, 1)), back)
+
+
+def test_images_far_apart_in_memory_are_computed_in_parts(monkeypatch):
+    given, filters = drawn(4, CLIENTS, 3, 6, 6).transpose(0, 1), drawn(CLIENTS, 2, 3, 3, 3)
+    convolve, counts = kernels.convolve, []
+
+    def counted(images, *more):
+        counts.append(images.shape[1])
+        return convolve(images, *more)
+
+    whole = convolve(given, filters, None, (1, 1))
+    monkeypatch.setattr(kernels, "convolve", counted)
+    # Half of a client's images is nearer together than this; all of them are not, though they have fewer numbers.
+    monkeypatch.setattr(kernels, "MOST", 4 * 3 * 6 * 6 + 1)
+    assert given[0].numel() < kernels.MOST
+    assert near(convolve(given, filters, None, (1, 1)), whole)
+    assert counts == [2, 2]
+
+
 def ours(weights, bias, more, images):
     hidden = Convolve.apply(images[None], weights[None], bias[None], (1, 1)).squeeze(0)
     hidden = Pool.apply(hidden, (3, 3), (2, 2), (1, 1), True)[0]
@@ -151,7 +180,7 @@ class Mixed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.ReLU())
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), RectifiedMaxima(nn.MaxPool2d(2)))
         self.strided = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU())
         self.grouped = nn.Sequential(nn.Conv2d(8, 8, 3, padding="same", groups=2), nn.MaxPool2d(2, ceil_mode=True))
         self.head = nn.Sequential(nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -176,6 +205,30 @@ def test_a_network_has_the_same_gradients_with_kernels_and_without(monkeypatch):
     monkeypatch.setattr(stacked, "_has_kernel", lambda images: False)
     assert near(found, compute(inputs))
     assert len(calls) == 3
+
+
+class Shared(nn.Module):
+    """A pooling that is there several times, is read before the ReLU after it, and a ReLU that somebody listens to."""
+
+    def __init__(self):
+        super().__init__()
+        pool = nn.MaxPool2d(2)
+        convolutions = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.body = nn.Sequential(convolutions[0], pool, nn.ReLU(), convolutions[1], pool)
+        self.relu = nn.Sequential(nn.MaxPool2d(1), nn.ReLU())
+        self.relu[1].register_forward_hook(lambda module, inputs, output: output + 1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)) + self.relu(self.body[:2](x)).mean((2, 3)))
+
+
+def test_layers_that_a_network_uses_in_its_own_way_compute_what_they_did():
+    torch.manual_seed(0)
+    plain = Shared()
+    network, given = Network(copy.deepcopy(plain), "shared"), torch.randn(2, 3, 8, 8)
+    for train in (True, False):
+        assert torch.equal(network.forward(network.initial(), given, None, train), plain(given))
 
 
 def test_outside_of_a_stack_layers_are_torchs_own():

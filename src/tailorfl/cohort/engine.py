@@ -56,6 +56,7 @@ class Engine:
         stack_size: int | None = None,
         workers: int | None = None,
     ) -> None:
+        _use(device)
         self.settings = device, mode, stack_size, workers
         self.device = device
         self.mode = mode
@@ -117,6 +118,7 @@ class Engine:
         """Train a cohort in place."""
         if not training.schedule.steps.any():
             return
+        _use(self.device)
         if not self.stacks(training.network):
             self._one_by_one(training)
         elif self.graphs is not None:
@@ -210,6 +212,12 @@ class Engine:
         if self.device.type == "cpu" and _convolutional(network.module):
             return False, f": on a CPU convolutions are faster side by side, {self.workers} workers"
         return True, ""
+
+
+def _use(device: torch.device) -> None:
+    """Let this thread launch on that GPU: kernels and graphs take the one in use, wherever their tensors are."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def _obstacle(network: Network, sample: Tensor) -> str:

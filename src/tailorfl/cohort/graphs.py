@@ -45,8 +45,14 @@ class GraphCache:
         program = self.programs.pop(key, None)
         if program is None:
             self._make_room()
+            if not self.programs:
+                self.pool = torch.cuda.graph_pool_handle()  # one that is in no graph's use cannot be taken up again
             program = _Program(training, kind, self.pool)
-        program.run(training)
+        try:
+            program.run(training)
+        except BaseException:
+            self.pool = torch.cuda.graph_pool_handle()  # a capture that broke off may have left the old one in use
+            raise
         self.programs[key] = program  # only now: one that could not be captured is not kept
 
     def _make_room(self) -> None:
@@ -116,7 +122,9 @@ class _Program:
         torch.cuda.synchronize()
         self.before[width] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.before[width], pool=self.pool):
-            return program.of_one_batch(self.static.inputs(width))
+            gradients = program.of_one_batch(self.static.inputs(width))
+        self.before[width].replay()  # the capture alone computes nothing, and the steps before the next one read it
+        return gradients
 
 
 def _key(training: Training) -> Hashable:
@@ -175,8 +183,9 @@ def _static_copy(training: Training) -> Training:
 
 
 def _free() -> int:
+    """Bytes that a new program could have: what no process has, and what graphs share and nobody uses now."""
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _batch_size(training: Training) -> int:

@@ -1,5 +1,6 @@
 """Finds out which trainings of several runs are alike, and trains those as one stack."""
 
+import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from tailorfl.cohort.joined import Joined, form
 from tailorfl.cohort.training import Training
 from tailorfl.data.federated import FederatedData
 from tailorfl.models.likeness import same_program
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -34,20 +37,23 @@ class Joiner:
     def train(self, handed: Sequence[Handed]) -> None:
         kinds: dict[Hashable, list[Handed]] = {}
         for one in handed:
-            kinds.setdefault(self._kind(one), []).append(one)
+            try:
+                kinds.setdefault(self._kind(one), []).append(one)
+            except Exception:  # what cannot be compared or hashed, of a user's own, is like nothing else
+                kinds[id(one)] = [one]
         for alike in kinds.values():
             for stack in _stacks(alike):
                 self._train(stack)
 
     def _train(self, alike: Sequence[Handed]) -> None:
-        try:
-            self._train_joined(alike)
-            return
-        except Exception as error:
-            alone = error if len(alike) == 1 else None
+        if len(alike) > 1:
+            try:
+                return self._train_joined(alike)
+            except Exception as error:
+                log.info("%d runs are trained apart: %s", len(alike), error)
         # Only here what the error held in memory is free: what failed for want of it may succeed apart.
         for one in alike:
-            one.error = alone or _error_of(one)
+            one.error = _error_of(one)
 
     def _train_joined(self, alike: Sequence[Handed]) -> None:
         first = alike[0]

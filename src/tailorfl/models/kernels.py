@@ -15,7 +15,7 @@ from torch import Tensor
 Pair = tuple[int, int]
 
 PARTS = 264  # programs that keep a large GPU busy
-MOST = 2**31  # numbers of a client beyond which places need 64 bits
+MOST = 2**31  # places of a client's numbers in memory beyond which they need 64 bits
 OFF = tl.constexpr(255)  # in place of a place: there is none
 
 
@@ -129,7 +129,7 @@ def convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Pair
     outputs, kernel = filters.shape[1], filters.shape[3:]
     size = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
     rows, inner = count * size[0] * size[1], channels * kernel[0] * kernel[1]
-    if max(images[0].numel(), rows * outputs) >= MOST and count > 1:
+    if max(_span(images[0]), rows * outputs) >= MOST and count > 1:
         return torch.cat([convolve(part, filters, bias, padding) for part in images.chunk(2, 1)], 1)
     out = images.new_empty(clients, count, *size, outputs)
     small = clients * triton.cdiv(rows, 128) < PARTS // 2
@@ -149,7 +149,7 @@ def correlate(images: Tensor, gradient: Tensor, kernel: Pair, padding: Pair, bia
     clients, count, channels, height, width = images.shape
     outputs, size = gradient.shape[2], (gradient.shape[3], gradient.shape[4])
     rows, inner = count * size[0] * size[1], channels * kernel[0] * kernel[1]
-    if max(images[0].numel(), gradient[0].numel()) >= MOST and count > 1:
+    if max(_span(images[0]), gradient[0].numel()) >= MOST and count > 1:
         halves = zip(images.chunk(2, 1), gradient.chunk(2, 1), strict=True)
         first, second = (correlate(*half, kernel, padding, bias) for half in halves)
         return first[0] + second[0], first[1] + second[1]
@@ -180,13 +180,13 @@ def _pool(images, out, codes, end, image_stride, channel_stride, line_stride, co
     line, column = place // out_size[1] % out_size[0], place % out_size[1]
     images += place // (out_size[0] * out_size[1]) * image_stride + at % channels * channel_stride
     best = tl.full((block,), float("-inf"), tl.float32)
-    code = tl.zeros((block,), tl.uint8)
+    code = tl.full((block,), OFF, tl.uint8)
     for spot in tl.static_range(kernel[0] * kernel[1]):
         y = line * stride[0] + spot // kernel[1] - pad[0]
         x = column * stride[1] + spot % kernel[1] - pad[1]
         inside = (at < end) & (y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1])
         value = tl.load(images + y * line_stride + x * column_stride, mask=inside, other=float("-inf"))
-        better = (value > best) | (value != value)
+        better = inside & ((value > best) | (value != value) | (code == OFF))  # the first, though it be minus infinity
         best, code = tl.where(better, value, best), tl.where(better, spot, code).to(tl.uint8)
     if relu:
         off = best <= 0
@@ -228,7 +228,7 @@ def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair, relu: bool) 
     codes = torch.empty_like(out, dtype=torch.uint8)
     _pool[(triton.cdiv(out.numel(), 1024),)](
         images, out, codes, out.numel(), *images.stride(), (height, width), (out_height, out_width), channels,
-        kernel, stride, padding, relu, 1024, images.numel() >= MOST, num_warps=4,
+        kernel, stride, padding, relu, 1024, max(_span(images), out.numel()) >= MOST, num_warps=4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), codes.permute(0, 3, 1, 2)
 
@@ -240,9 +240,14 @@ def unpool(gradient: Tensor, codes: Tensor, size: Pair, kernel: Pair, stride: Pa
     _unpool[(triton.cdiv(out.numel(), 1024),)](
         gradient.contiguous(memory_format=torch.channels_last), codes.contiguous(memory_format=torch.channels_last),
         out, out.numel(), size, (out_height, out_width), channels, kernel, stride, padding, 1024,
-        out.numel() >= MOST, num_warps=4,
+        max(out.numel(), gradient.numel()) >= MOST, num_warps=4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
+
+
+def _span(tensor: Tensor) -> int:
+    """How far apart in memory its first and last number are: in a view farther than it has numbers."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
 def _power(number: int, most: int) -> int:

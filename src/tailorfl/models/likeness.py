@@ -24,11 +24,21 @@ def same_program(one: Network, other: Network) -> bool:
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
-    mine, theirs = dict(one.named_modules()), dict(other.named_modules())
-    return list(mine) == list(theirs) and all(
-        type(module) is type(theirs[name]) and _equal(_settings(module), _settings(theirs[name]))
-        for name, module in mine.items()
+    mine, theirs = (dict(whole.named_modules(remove_duplicate=False)) for whole in (one, other))
+    return (
+        list(mine) == list(theirs)
+        and _first_names(mine) == _first_names(theirs)
+        and all(
+            type(module) is type(theirs[name]) and _equal(_settings(module), _settings(theirs[name]))
+            for name, module in mine.items()
+        )
     )
+
+
+def _first_names(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Of each module the first name that it has: one that is there several times has several."""
+    first: dict[int, str] = {}
+    return [first.setdefault(id(module), name) for name, module in modules.items()]
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
@@ -45,8 +55,10 @@ def _equal(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(_equal(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
-    found = one == other
-    return found if isinstance(found, bool) else False
+    try:
+        return bool(one == other)
+    except Exception:  # of a user's own, say with a tensor in it
+        return False
 
 
 def _same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor], given: set[str]) -> bool:

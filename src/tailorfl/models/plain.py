@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tailorfl.models.registry import network, positive_integers
+from tailorfl.models.stacked import RectifiedMaxima
 
 Shape = tuple[int, ...]
 Layers = OrderedDict[str, nn.Module]
@@ -25,9 +26,11 @@ def convolution_block(conv: nn.Conv2d, pool: nn.Module, flatten: bool = False) -
 
     The largest number after a ReLU is the ReLU of the largest number, so maxima come first: there are fewer of them.
     """
-    parts: Layers = OrderedDict(conv=conv, relu=nn.ReLU(), pool=pool)
+    parts: Layers = OrderedDict(conv=conv)
     if isinstance(pool, nn.MaxPool2d):
-        parts.move_to_end("relu")
+        parts["pool"] = RectifiedMaxima(pool)
+    else:
+        parts.update(relu=nn.ReLU(), pool=pool)
     if flatten:
         parts["flatten"] = nn.Flatten()
     return nn.Sequential(parts)

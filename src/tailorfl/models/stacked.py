@@ -5,11 +5,13 @@ channels of all clients side by side; that and torch's maxima take longer than t
 stack as it is, and keep it with the channels last from layer to layer. They are for single precision.
 """
 
+import logging
+import textwrap
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Pair = tuple[int, int]
+
+log = logging.getLogger(__name__)
 
 
 class _Scope(threading.local):
@@ -53,17 +57,22 @@ class Convolution(nn.Conv2d):
 
 
 class MaxPool(nn.MaxPool2d):
-    """`nn.MaxPool2d` that knows how to be stacked, with a ReLU after it where one follows."""
-
-    relu = False
+    """`nn.MaxPool2d` that knows how to be stacked."""
 
     def forward(self, input: Tensor) -> Tensor:
-        kernel = _pair(self.kernel_size)
-        plain = _pair(self.dilation) == (1, 1) and not self.ceil_mode and not self.return_indices
-        if not (_has_kernel(input) and plain and kernel[0] * kernel[1] <= MOST_SPOTS):
-            found: Tensor = super().forward(input)
-            return F.relu(found) if self.relu else found
-        return Pool.apply(input, kernel, _pair(self.stride), _pair(self.padding), self.relu)[0]
+        found = _maxima(self, input, relu=False)
+        return super().forward(input) if found is None else found
+
+
+class RectifiedMaxima(nn.Sequential):
+    """The largest number of each window, or zero where none is above: pooling and ReLU, in a stack one operation."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__(OrderedDict(pool=pool, relu=nn.ReLU()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        found = _maxima(self[0], input, relu=True)
+        return super().forward(input) if found is None else found
 
 
 def convert_layers(module: nn.Module) -> nn.Module:
@@ -71,21 +80,22 @@ def convert_layers(module: nn.Module) -> nn.Module:
     ours: dict[type, type] = {nn.Conv2d: Convolution, nn.MaxPool2d: MaxPool}
     for child in module.modules():
         child.__class__ = ours.get(type(child), type(child))
-    for child in module.modules():
-        if type(child) is nn.Sequential:
-            _join_relus(child)
     return module
 
 
-def _join_relus(layers: nn.Sequential) -> None:
-    """A ReLU right after maxima becomes theirs."""
-    for at, (first, then) in enumerate(pairwise(layers)):
-        if type(first) is MaxPool and not first.return_indices and type(then) is nn.ReLU:
-            first.relu = True
-            layers[at + 1] = nn.Identity()
-
-
 MOST_SPOTS = 25  # of a window, which a kernel goes through one by one
+
+
+def _maxima(pool: nn.Module, images: Tensor, relu: bool) -> Tensor | None:
+    """What a layer computes, by a kernel; None where there is none for it."""
+    if type(pool) is not MaxPool or not _has_kernel(images):
+        return None
+    kernel = _pair(pool.kernel_size)
+    plain = _pair(pool.dilation) == (1, 1) and not pool.ceil_mode and not pool.return_indices
+    if not plain or kernel[0] * kernel[1] > MOST_SPOTS:
+        return None
+    found: Tensor = Pool.apply(images, kernel, _pair(pool.stride), _pair(pool.padding), relu)[0]
+    return found
 
 
 def _pair(length: int | Pair) -> Pair:
@@ -93,15 +103,20 @@ def _pair(length: int | Pair) -> Pair:
 
 
 def _has_kernel(images: Tensor) -> bool:
-    return _scope.stacked and images.is_cuda and images.dtype == torch.float32 and images.dim() == 4 and _triton()
+    fits = _scope.stacked and images.is_cuda and images.dtype == torch.float32 and images.dim() == 4
+    return fits and _kernels_run(images.device)
 
 
 @cache
-def _triton() -> bool:
-    """Whether Triton is here, which comes with torch's builds for GPUs."""
+def _kernels_run(device: torch.device) -> bool:
+    """Whether there is a Triton that can run a kernel there: it needs a compiler for C, and a GPU that it knows."""
     try:
-        import tailorfl.models.kernels  # noqa: F401
-    except ImportError:
+        from tailorfl.models import kernels
+
+        kernels.pool(torch.zeros(1, 1, 2, 2, device=device), (2, 2), (2, 2), (0, 0), False)
+    except Exception as error:  # whatever Triton or a driver comes up with
+        said = textwrap.shorten(f"{type(error).__name__}: {error}", 160, placeholder=" ...")
+        log.warning("convolutions of a stack take torch's grouped ones, which are slower: %s", said)
         return False
     return True
 

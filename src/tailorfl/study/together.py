@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from tailorfl.cohort.training import Training
 from tailorfl.federation.in_process import InProcess
 from tailorfl.study.cells import Cell, Ended, Result, Stop, Told, Way, execute
 
-PATIENCE = 10.0  # seconds for a run to end where the command does
+PATIENCE = 10.0  # seconds for runs to end where the command does
 
 
 def run_together(cells: Sequence[Cell], way: Way, watch: Told, ended: Ended, stop: Stop) -> bool:
@@ -121,8 +122,9 @@ class _Meeting:
             self.over = True
             for waiting in list(self.asked):
                 waiting.done.set()
+            until = time.monotonic() + PATIENCE
             for thread in self.threads:
-                thread.join(PATIENCE)
+                thread.join(max(0.0, until - time.monotonic()))
             raise
         for thread in self.threads:
             thread.join()
