@@ -92,6 +92,17 @@ def test_every_method_learns_together_what_it_learns_alone(method: str, tmp_path
         alike(tmp_path / "alone" / method / str(seed), tmp_path / "together" / method / str(seed))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", ["fedper", "fedprox", "pflego", "ppfe"])
+def test_runs_together_on_a_gpu_learn_what_they_learn_alone(method: str, tmp_path: Path, joined: list[int]) -> None:
+    own = {"image_size": 16, "network": "ppfe-cnn", "network_options": {"channels": [4, 4], "hidden": [8]}}
+    for where, together in (("alone", 1), ("together", 3)):
+        assert run(cells(tmp_path / where, method, device="cuda", **own), together=together)
+    assert 3 in joined or method == "pflego"
+    for seed in range(3):
+        alike(tmp_path / "alone" / method / str(seed), tmp_path / "together" / method / str(seed))
+
+
 def test_seeds_of_a_method_share_all_stacks(tmp_path: Path, joined: list[int]) -> None:
     assert run(cells(tmp_path, "fedper"), together=3)
     assert joined == [3, 3, 3], "a stack of the clients of three seeds in each of three rounds"
