@@ -25,6 +25,7 @@ from tailorfl.console import (
     Settings,
     err,
     fresh,
+    leave_no_empty_folders,
     out,
     say,
     show_log,
@@ -290,6 +291,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         err.print("stopped")
         sys.exit(130)
+    finally:
+        leave_no_empty_folders()
 
 
 def _refuse(message: str) -> NoReturn:

@@ -146,6 +146,7 @@ def reproduce(
     page: Page = True,
 ) -> None:
     """Measure a figure or table of a paper again."""
+    from tailorfl.data.occupied import occupied
     from tailorfl.study import reproduce as studies
     from tailorfl.study.config import read_settings
     from tailorfl.study.recipe import Recipe, plan
@@ -169,8 +170,9 @@ def reproduce(
     folder, way = out_dir or fresh(study.name), way_of(data_dir, resume, False, loggers, jobs, together)
     if not resume:
         studies.check_folder(folder, force)
-    studies.begin(planned, folder, force)
-    _reproduce(name, planned, folder, way, quiet, page)
+    with occupied(folder):
+        studies.begin(planned, folder, force)
+        _reproduce(name, planned, folder, way, quiet, page)
 
 
 def _compute(
@@ -270,12 +272,15 @@ def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Seq
 
 def _measured(lines: "Sequence[Line]", seeds: tuple[int, ...], folder: Path, way: "Way", quiet: bool) -> "Grid":
     """Run all of a grid; if it is stopped, say how to go on."""
+    from tailorfl.data.occupied import occupied
     from tailorfl.study.grid import Grid
     from tailorfl.study.progress import StopOnInterrupt
+    from tailorfl.study.run import check_writable
 
     grid = Grid(folder, lines, seeds)
-    grid.check(way)
-    with StopOnInterrupt(err) as stop:
+    check_writable(folder)
+    with occupied(folder), StopOnInterrupt(err) as stop:
+        grid.check(way)
         whole = grid.run(way, _shown(quiet), lambda: stop.wanted)
     if not whole:
         stopped(f"the same command with --resume --out {quote(str(folder))}")

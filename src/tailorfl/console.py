@@ -1,6 +1,8 @@
 """What the commands have in common: options, where they print, the log, and how to go on."""
 
 import logging
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -48,8 +50,25 @@ def stopped(how: str) -> NoReturn:
     raise typer.Exit(130)
 
 
+_claimed: list[Path] = []
+
+
 def fresh(name: str) -> Path:
-    """A folder below ``runs`` that is not there yet."""
+    """A new folder below ``runs``, which no other command takes for its own."""
     name = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name)
-    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1_000_000))
-    return next(path for path in candidates if not path.exists())
+    for n in count(1):
+        path = Path("runs") / (name if n == 1 else f"{name}-{n}")
+        if not path.parent.exists():
+            _claimed.append(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            _claimed.append(path)
+            return path
+    raise AssertionError("there is always another number")
+
+
+def leave_no_empty_folders() -> None:
+    """At the end of a command: take away those that it made and put nothing into."""
+    while _claimed:
+        with suppress(OSError):  # something is in it
+            _claimed.pop().rmdir()

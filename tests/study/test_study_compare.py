@@ -11,9 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 from scipy.stats import t
-from study_runs import SMALL, Tailor, clients, identical, pairs, rounds, small
+from study_runs import SMALL, Tailor, clients, identical, pairs, rounds, small, start
 
 from tailorfl.data import load_partition
+from tailorfl.data.occupied import occupied
 from tailorfl.errors import UserError
 from tailorfl.report.page import page_data
 from tailorfl.report.results import read_results
@@ -156,6 +157,45 @@ def test_a_wish_to_stop_in_the_last_round_of_a_method_ends_the_comparison(tmp_pa
     grid = compare(tmp_path, ("fedavg", "local"), stop=lambda: (tmp_path / "fedavg/summary.json").is_file())
     assert [line.title for line, _ in grid.summaries] == ["fedavg"]
     assert not (tmp_path / "local").exists()
+
+
+def test_force_takes_away_the_runs_of_the_results_that_it_replaces_and_no_others(study: Tailor, tmp_path: Path) -> None:
+    quick = [*pairs(rounds=1), "-q", "--no-page", "--out", "out"]
+    assert study("compare", "fedavg", "fedper", "seeds=2", *quick)[0] == 0
+    assert study("run", "local", *pairs(rounds=1), "-q", "--no-page", "--out", "out/mine")[0] == 0
+    assert [row["folder"] for row in tidy(tmp_path / "out")][:2] == ["fedavg/seed-0", "fedavg/seed-1"]
+    status, _, err = study("compare", "fedavg", "data=csv:nowhere.csv", "--force", "-q", "--out", "out")
+    assert (status, (tmp_path / "out/fedper/seed-1/summary.json").is_file()) == (2, True), err
+    assert study("compare", "fedavg", "local", "seeds=2", *quick, "--force")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["fedavg", "local", "mine"]
+    assert (tmp_path / "out/mine/summary.json").is_file()
+
+
+def test_a_folder_in_which_another_command_works_is_refused(study: Tailor, tmp_path: Path) -> None:
+    quick = [*pairs(rounds=1), "-q", "--out"]
+    with occupied(tmp_path / "out"):
+        for command in (["compare", "fedavg", "local"], ["sweep", "fedavg", "lr=0.1,0.2"], ["run", "fedavg"]):
+            status, _, err = study(*command, *quick, "out")
+            assert (status, err) == (
+                2, "tailor: out is in use by another command; allowed: another --out, or to wait until it ends\n"
+            )  # fmt: skip
+    with occupied(tmp_path / "out/local"):
+        status, _, err = study("compare", "fedavg", "local", *quick, "out")
+        assert status == 1
+        assert "not measured: local (seed 0): out/local is in use by another command" in err
+
+
+def test_commands_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
+    arguments = ["run", "fedavg", *pairs(rounds=1), "-q", "--no-page"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        both = [start(arguments) for _ in range(2)]
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert [path.name for path in runs] == ["fedavg-digits-seed0", "fedavg-digits-seed0-2"]
+    assert all(len(rounds(path)) == 1 for path in runs)
 
 
 # Several seeds.

@@ -289,3 +289,17 @@ def test_every_run_of_a_study_is_logged_by_the_process_that_computes_it(
 def test_runs_of_seeds_have_names_that_tell_them_apart(tmp_path: Path) -> None:
     assert called(tmp_path / "mine") == "mine"
     assert called(tmp_path / "out/fedavg/seed-3") == "out/fedavg/seed-3"
+
+
+@needs("mlflow")
+def test_a_new_database_of_mlflow_is_made_before_processes_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'new.db'}")
+    loggers.prepare(["mlflow", "tensorboard"])
+    assert (tmp_path / "new.db").is_file()
+    assert MlflowClient().get_experiment_by_name(loggers.EXPERIMENT) is not None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'nowhere' / 'new.db'}")
+    loggers.prepare(["mlflow"])  # what fails is for the runs to say

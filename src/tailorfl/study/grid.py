@@ -12,13 +12,14 @@ from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, run_
 from tailorfl.study.config import Config
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import checked_seeds
-from tailorfl.study.run import CONFIG
+from tailorfl.study.run import CONFIG, remove
 from tailorfl.study.statistics import interval
 from tailorfl.study.tidy import OPTIONS, RESULTS, as_text, flat, read_csv, write_results
 
 # What is said of a line over its seeds, where it has it.
 ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accuracy", "personalized_accuracy_std")
 LOSSES = ("validation_loss", "personalized_loss")
+FOLDER = "folder"  # of a run, below that of the results
 DIVERGED = "diverged: the loss on test data is not finite"
 
 
@@ -54,8 +55,11 @@ class Grid:
         return Cell(title, replace(line.config, experiment=experiment), self.path(line, seed))
 
     def path(self, line: Line, seed: int) -> Path:
+        return self.folder / self._name(line, seed)
+
+    def _name(self, line: Line, seed: int) -> Path:
         """One seed: the line's folder is the run's."""
-        return self.folder / line.name / f"seed-{seed}" if len(self.seeds) > 1 else self.folder / line.name
+        return Path(line.name, f"seed-{seed}") if len(self.seeds) > 1 else Path(line.name)
 
     def check(self, way: Way) -> None:
         """Refuse what cannot be written or would be mixed, before anything runs."""
@@ -88,14 +92,29 @@ class Grid:
 
     def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
+        replaced = self._replaced() if way.force else []
+
+        def ended(cell: Cell, result: Result) -> None:
+            while replaced and not isinstance(result, Failure):  # not before there is something in their place
+                remove(replaced.pop(), self.folder)
+            self._add(cell, result)
+
         with CellsProgress(console, list(self.cells), way.jobs * way.together) as watch:
-            whole = run_cells(list(self.cells), way, watch, self._add, stop)
+            whole = run_cells(list(self.cells), way, watch, ended, stop)
         reasons = {failure.reason for failure in self.failures.values()}
         if len(self.failures) == len(self.cells) and len(reasons) == 1:
             failure = next(iter(self.failures.values()))
             if failure.refused:
                 raise UserError(failure.reason)
         return whole
+
+    def _replaced(self) -> list[Path]:
+        """The runs of the results that are there, but for those that are run again."""
+        path = self.folder / RESULTS
+        named = [Path(row.get(FOLDER) or "..") for row in (read_csv(path) if path.is_file() else ())]
+        there = [self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts]
+        again = {cell.folder for cell in self.cells}
+        return [run for run in there if run not in again and (run / CONFIG).is_file()]
 
     def _add(self, cell: Cell, result: Result) -> None:
         if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result["diverged_updates"])):
@@ -136,7 +155,7 @@ class Grid:
     def write(self) -> None:
         """A row a run: what tells it from others, its seed, and the figures of its summary."""
         rows = [
-            {**line.settings, "seed": seed, **flat(summary), **line.settings}
+            {**line.settings, "seed": seed, **flat(summary), **line.settings, FOLDER: str(self._name(line, seed))}
             for line in self.lines
             for seed, summary in self.of(line).items()
         ]

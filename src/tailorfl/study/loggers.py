@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,9 @@ Line = dict[str, Any]
 
 class Logger(Protocol):
     """Where rounds go beside the run's own files. Any of these may raise; then it is not asked again."""
+
+    def prepare(self) -> None:
+        """Before runs in several processes begin: what only one of them may do."""
 
     def start(self, config: Config, resumed: bool) -> int:
         """Begin, or go on where the run was resumed; the last round that is there already."""
@@ -116,6 +119,9 @@ class TensorBoard:
         import_extra("tensorboard", EXTRA, "--log tensorboard")
         self.module = import_extra("torch.utils.tensorboard", EXTRA, "--log tensorboard")
 
+    def prepare(self) -> None:
+        pass
+
     def start(self, config: Config, resumed: bool) -> int:
         shutil.rmtree(self.folder, ignore_errors=True)
         # The step to purge from is for a TensorBoard that has read the old files and is still running.
@@ -155,6 +161,12 @@ class MLflow:
             import_extra("sqlalchemy", EXTRA, "--log mlflow without MLFLOW_TRACKING_URI")
             import_extra("alembic", EXTRA, "--log mlflow without MLFLOW_TRACKING_URI")
 
+    def prepare(self) -> None:
+        """A database that is new is made by whoever comes first, and only one may."""
+        if os.environ.get("MLFLOW_TRACKING_URI"):
+            self.client = self.mlflow.MlflowClient()
+            self._experiment()
+
     def start(self, config: Config, resumed: bool) -> int:
         folder = self.folder.resolve()
         self.client = self.mlflow.MlflowClient(
@@ -192,11 +204,16 @@ class MLflow:
         except (OSError, ValueError, KeyError, self.mlflow.MlflowException):
             return None
 
-    def _create(self, config: Config) -> None:
+    def _experiment(self) -> tuple[str, str]:
+        """Its name and MLflow's number for it; made where there is none."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         known = self.client.get_experiment_by_name(name)
-        number = known.experiment_id if known else self.client.create_experiment(name)
-        self.run = self.client.create_run(number, run_name=called(self.folder)).info.run_id
+        return name, known.experiment_id if known else self.client.create_experiment(name)
+
+    def _create(self, config: Config) -> None:
+        name, number = self._experiment()
+        tags = {"folder": str(self.folder.resolve())}  # runs of several comparisons may have one name
+        self.run = self.client.create_run(number, run_name=called(self.folder), tags=tags).info.run_id
         with whole_file(self.folder / MLFLOW) as temporary:
             temporary.write_text(json.dumps({"run_id": self.run, "experiment": name}) + "\n")
         settings = [self.entities.Param(key, str(value)) for key, value in config.flat().items()]
@@ -216,6 +233,13 @@ def called(folder: Path) -> str:
 
 
 LOGGERS: dict[str, Callable[[Path], Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+
+
+def prepare(names: Sequence[str]) -> None:
+    """For runs in several processes; what fails here is said by the runs."""
+    for name in dict.fromkeys(names):
+        with suppress(Exception):
+            find_logger(name)(Path()).prepare()
 
 
 def find_logger(name: str) -> Callable[[Path], Logger]:

@@ -21,7 +21,7 @@ from tailorfl.study.gather import GATHERED, figures_of, write_figures
 from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
-from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, check_writable, clear
+from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, check_writable, remove
 from tailorfl.study.tidy import OPTIONS, PARQUET, RESULTS, STATISTICS
 
 Show = Callable[[int, int], None]  # steps done, of how many
@@ -206,10 +206,7 @@ def begin(plan: Plan, folder: Path, force: bool) -> None:
     """Store what is going to run; with ``force`` the runs of a study that is there are deleted first."""
     if force:
         for run in {path.parent for name in (CONFIG, ERROR) for path in folder.glob(f"*/*/seed-*/{name}")}:
-            clear(run)
-            for emptied in (run, run.parent, run.parent.parent):
-                if not any(emptied.iterdir()):
-                    emptied.rmdir()
+            remove(run, folder)
         for name in (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan)):
             (folder / name).unlink(missing_ok=True)
     with whole_file(folder / OPTIONS) as temporary:

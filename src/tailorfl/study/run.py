@@ -17,6 +17,7 @@ import yaml
 
 from tailorfl.data import FederatedData, save_partition
 from tailorfl.data.atomic import whole_file
+from tailorfl.data.occupied import occupied
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from tailorfl.federation.evaluation import ClientScores
@@ -85,6 +86,11 @@ class Run:
         if resume and (finished := self._finished()):
             return finished
         self.check_folder(resume, force)
+        with occupied(self.folder):
+            self.check_folder(resume, force)  # another command may just have ended there
+            return self._execute(resume, force)
+
+    def _execute(self, resume: bool, force: bool) -> dict[str, Any] | None:
         begun = resume and _is_run(self.folder)  # else it was killed before it could begin
         device = choose_device(self.config.experiment.device)
         checkpoint = newest_checkpoint(self.folder / CHECKPOINTS, device) if begun else None
@@ -468,6 +474,15 @@ def clear(folder: Path) -> None:
     beside, results = (PAGE, ERROR, MLFLOW, MLFLOW_STORE), (ROUNDS, MEASURES, NOTES, CLIENTS, SUMMARY)
     for name in (*beside, *results, CLASSES, PARTITION, CONFIG):
         (folder / name).unlink(missing_ok=True)
+
+
+def remove(run: Path, above: Path) -> None:
+    """Delete what a run wrote, and the folders below this one that are empty then."""
+    clear(run)
+    for emptied in (run, *run.parents):
+        if emptied == above or any(emptied.iterdir()):
+            break
+        emptied.rmdir()
 
 
 def check_writable(folder: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from tailorfl.study.cells import Batch, Cell, Ended, Failure, Result, Stop, Watch, Way, execute_batch, keep_error
 from tailorfl.study.config import configure
+from tailorfl.study.loggers import prepare
 from tailorfl.study.run import ERROR
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
@@ -33,6 +34,7 @@ def side_by_side(batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, s
 
     The threads of this process are divided among them. A process that dies takes its batch with it, and no other.
     """
+    prepare(way.loggers)
     pool = _Pool(batches, way, watch, end)
     try:
         while pool.waiting or pool.workers:
