@@ -164,6 +164,11 @@ def _limit_axis(axes: Any, side: str, axis: Axis) -> None:
     limits = {name: value for name, value in (("min", axis.low), ("max", axis.high)) if value is not None}
     if limits:
         getattr(axes, f"set_{side}lim")(**{f"{side}{name}": value for name, value in limits.items()})
+    if axis.log:
+        getattr(axes, f"set_{side}scale")("log")
+    if axis.ticks:
+        getattr(axes, f"set_{side}ticks")(axis.ticks, [f"{value:g}" for value in axis.ticks])
+        axes.minorticks_off()
     if axis.whole:
         axes.locator_params(axis=side, integer=True)
 

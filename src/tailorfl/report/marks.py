@@ -19,6 +19,8 @@ class Axis:
     low: float | None = None
     high: float | None = None
     whole: bool = False  # whole numbers only
+    log: bool = False
+    ticks: tuple[float, ...] = ()  # where there are to be marks, and no others
 
 
 @dataclass(frozen=True)

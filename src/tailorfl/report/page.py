@@ -21,6 +21,7 @@ from tailorfl.report.results import Results
 from tailorfl.report.runs import RunResult, number
 from tailorfl.report.settings import common_settings, repeats
 from tailorfl.report.study import study_of
+from tailorfl.report.swept import choice_of
 from tailorfl.report.tables import tables_of
 from tailorfl.study.grid import DIVERGED, diverged_updates
 from tailorfl.study.progress import Figures
@@ -51,6 +52,7 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
         "runs": len(results.runs),
         "progress": progress_of(results),
         "notes": [] if study else notes_of(results),  # a study has its own
+        "choice": "" if study else choice_of(results.entries, results.regression),
         "study": None if study is None else asdict(study),
         "panels": [
             {

@@ -24,6 +24,7 @@ from tailorfl.report.marks import (
 )
 from tailorfl.report.results import Entry, Results
 from tailorfl.report.runs import ClassCounts, ClientResult, RunResult, groups_of, number
+from tailorfl.report.swept import over_settings
 from tailorfl.study.tables import UNITS, largest_unit
 
 MOST_DOTS = 1500  # points of a scatter plot, all methods together
@@ -71,6 +72,7 @@ class Drawing:
         return self.styles[entry.label]
 
     def all(self) -> Iterator[Plot]:
+        yield over_settings(self.entries, self.scale)
         yield self.over_rounds()
         if len(self.entries) > 1:
             yield self.global_model()
@@ -259,7 +261,9 @@ class Drawing:
         return Plot("traffic", title, about, Axis(f"traffic, {UNITS[unit]}"), Axis(self.scale.label), drawn(lines))
 
     def time(self) -> Plot:
-        labels = unique([short(entry.label) for entry in self.entries])
+        alone = len({entry.method for entry in self.entries}) == 1  # then labels need not name the method
+        names = [entry.label.removeprefix(f"{entry.method}, ") if alone else entry.label for entry in self.entries]
+        labels = unique([short(name) for name in names])
         bars = []
         for place, (key, name) in enumerate((("seconds_training", "training"), ("seconds_evaluation", "evaluation"))):
             seconds = [fmean(number(run.figures.get(key)) or 0.0 for run in entry.runs) for entry in self.entries]

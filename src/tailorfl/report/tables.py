@@ -86,7 +86,7 @@ LOSSES = {
     "global_loss": Head("global loss", "the one model for all on the same rows"),
     "new_client_loss": Head("new clients", "loss of clients that took no part in training"),
 }
-FIRST = ("personalized_accuracy", "personalized_loss")  # has an interval
+WITH_INTERVAL = ("personalized_accuracy", "personalized_loss", "validation_accuracy", "validation_loss")
 
 
 def _summary(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
@@ -116,13 +116,13 @@ def _summary(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
                 word(entry.label),
                 *([Cell(str(len(entry.runs)), len(entry.runs))] if seeds else ()),
                 _progress(entry.runs),
-                *(_over_seeds(_values(entry, key), shown, key in FIRST) for key in keys),
+                *(_over_seeds(_values(entry, key), shown, key in WITH_INTERVAL) for key in keys),
                 *(Cell("-" if size is None else amount(size / 1000**unit), size) for size in traffic),
                 _count(_mean(entry, "shared_parameters")),
                 *(figure(_mean(entry, key), _seconds) for key in ("seconds_training", "seconds_evaluation")),
             )
         )
-    about = "Means over seeds; ± after the first figure is half of a 95 % interval (Student's t)." if seeds else ""
+    about = "Means over seeds; ± after a figure is half of a 95 % interval (Student's t)." if seeds else ""
     return Table("summary", "Summary", about, heads, tuple(rows), panel)
 
 

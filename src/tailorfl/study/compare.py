@@ -138,7 +138,17 @@ def draw_curves(runs: Mapping[str, Sequence[Path]], path: Path) -> None:
         if len(lines) <= 4:  # more would hide the curves
             rounds.legend(frameon=False)
         else:
-            figure.legend(frameon=False, loc="outside lower center", ncols=8, fontsize="small")
+            legend_below(figure, *rounds.get_legend_handles_labels())
+
+
+LETTERS = 14  # of a small font in an inch of a picture
+
+
+def legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Below all plots, with as many names in a line as the picture is wide."""
+    longest = max(map(len, labels), default=0) + 6  # each has a sign before it
+    across = max(1, min(8, int(LETTERS * figure.get_figwidth()) // longest))
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=across, fontsize="small")
 
 
 def _mean_curve(runs: Sequence[Sequence[dict[str, Any]]], key: str) -> dict[int, float]:

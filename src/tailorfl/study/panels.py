@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from tailorfl.data.extras import picture
-from tailorfl.study.compare import COLOURS, STYLES
+from tailorfl.study.compare import COLOURS, STYLES, legend_below
 from tailorfl.study.outcome import BEST, Outcome, unit
 from tailorfl.study.recipe import Plan, folder_of
 from tailorfl.study.run import MEASURES
@@ -47,7 +47,7 @@ def draw(outcome: Outcome, path: Path) -> None:
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
         handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=8, fontsize="small")
+        legend_below(figure, handles, labels)
 
 
 Line = dict[float, list[float]]  # place on the axis, the figures of the seeds

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -17,6 +17,8 @@ from tailorfl.study.panels import draw_line, place_values, scale
 from tailorfl.study.recipe import SAFE
 from tailorfl.study.tables import number, percent
 from tailorfl.study.tidy import STATISTICS, write_csv
+
+Name = TypeVar("Name")
 
 PLOT = "sweep.png"
 LONGEST = 120  # letters in the name of a folder
@@ -84,21 +86,23 @@ def swept_keys(lines: Sequence[Line]) -> list[str]:
 def best(grid: Grid) -> Line | None:
     """The setting with the highest validation accuracy, of a regression the lowest loss there; never by test data.
 
-    The mean over seeds counts.
-
     None where there is no validation data. A setting of which a run is missing does not compete.
     """
-    return next(iter(_leading(grid)), None)
+    return next(iter(_leading(_competing(grid), grid.regression)), None)
 
 
-def _leading(grid: Grid) -> list[Line]:
-    """The settings that no other one surpasses."""
-    measure, surpassing = _measure(grid), min if grid.regression else max
-    found: dict[Line, list[Any]] = {
-        line: [one.get(measure) for one in runs.values()] for line, runs in grid.measured().items()
-    }
-    means = {line: fmean(some) for line, some in found.items() if len(some) == len(grid.seeds) and None not in some}
-    return [line for line, mean in means.items() if mean == surpassing(means.values())]
+def _competing(grid: Grid) -> dict[Line, list[Any]]:
+    """Of each setting of which no run is missing, what it is chosen by, for every seed."""
+    measure = _measure(grid)
+    found = {line: [one.get(measure) for one in runs.values()] for line, runs in grid.measured().items()}
+    return {line: some for line, some in found.items() if len(some) == len(grid.seeds) and None not in some}
+
+
+def _leading(values: Mapping[Name, Sequence[float]], regression: bool) -> list[Name]:
+    """Those whose mean over seeds no other one surpasses."""
+    means = {name: fmean(some) for name, some in values.items()}
+    top = (min if regression else max)(means.values(), default=None)
+    return [name for name, mean in means.items() if mean == top]
 
 
 def _measure(grid: Grid) -> str:
@@ -106,16 +110,24 @@ def _measure(grid: Grid) -> str:
     return "validation_loss" if grid.regression else "validation_accuracy"
 
 
+def best_of(values: Mapping[str, Sequence[float]], regression: bool) -> str:
+    """Which setting is best on validation data, in a line; empty where there are none."""
+    leading = _leading(values, regression)
+    if not leading:
+        return ""
+    chosen, ties = leading[0], len(leading) - 1
+    mean, seeds = fmean(values[chosen]), len(values[chosen])
+    what, found = ("loss", number(mean)) if regression else ("accuracy", f"{percent(mean)} %")
+    over = f", mean over {seeds} seeds" if seeds > 1 else ""
+    also = f"; {ties} other{'s have' if ties > 1 else ' has'} the same, the first is named" if ties else ""
+    return f"best by validation {what}: {chosen} ({found}{over}{also})"
+
+
 def choice(grid: Grid) -> str:
     """The best setting in a line, or why none can be named."""
-    chosen = best(grid)
-    if chosen is not None:
-        mean = fmean(one[_measure(grid)] for one in grid.of(chosen).values())
-        what, found = ("loss", number(mean)) if grid.regression else ("accuracy", f"{percent(mean)} %")
-        over = f", mean over {len(grid.seeds)} seeds" if len(grid.seeds) > 1 else ""
-        ties = len(_leading(grid)) - 1
-        also = f"; {ties} other{'s have' if ties > 1 else ' has'} the same, the first is named" if ties else ""
-        return f"best by validation {what}: {chosen.title} ({found}{over}{also})"
+    said = best_of({line.title: some for line, some in _competing(grid).items()}, grid.regression)
+    if said:
+        return said
     if any(one.get(_measure(grid)) is not None for one in grid.summaries.values()):
         return "no setting is chosen: of each a run is missing"
     return (

@@ -90,6 +90,7 @@ function layout(plot) {
     title: { text: safe(one.label), standoff: 8 }, gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false,
     automargin: true, ...(named ? { type: "category", tickangle: "auto", nticks: 24 } : {}),
     ...(one.low !== null && one.high !== null ? { range: [one.low, one.high] } : one.low !== null ? { rangemode: "tozero" } : {}),
+    ...(one.log ? { type: "log" } : {}), ...(one.ticks.length ? { tickvals: one.ticks, ticktext: one.ticks.map(String) } : {}),
     ...(one.whole ? { tickformat: ",d", ...(span(plot) <= 8 ? { dtick: 1 } : {}) } : {}),
   });
   const along = kinds.has("line") && plot.x.whole;
@@ -236,6 +237,7 @@ function show(data) {
   const main = document.querySelector("main");
   main.replaceChildren(
     ...(data.progress.length ? [el("ul", { id: "progress" }, ...data.progress.map((line) => el("li", {}, line)))] : []),
+    ...(data.choice ? [el("p", { id: "choice" }, `${data.choice[0].toUpperCase()}${data.choice.slice(1)}.`)] : []),
     ...(data.notes.length ? [el("ul", { id: "notes" }, ...data.notes.map((line) => el("li", {}, line)))] : []),
     el("section", { id: "study" }, ...study(data)),
     ...data.panels.flatMap((one, place) => panel(one, place, data.panels.length > 1)),

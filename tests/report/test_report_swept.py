@@ -1,0 +1,70 @@
+"""A sweep on the page, against numbers that were calculated by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_runs import line, make_run, together
+
+from tailorfl.report.marks import Line, Plot
+from tailorfl.report.plots import plots_of
+from tailorfl.report.results import Results
+from tailorfl.report.swept import choice_of
+
+
+def run(folder: Path, test: float, validation: float | None = None, **config: Any) -> Path:
+    found = {"personalized_accuracy": test, "personalized_loss": 1 - test, "validation_accuracy": validation}
+    summary = {**found, "validation_loss": None if validation is None else 1 - validation}
+    return make_run(folder, "fedper", lines=[line(1, test)], summary=summary, **config)
+
+
+def over_settings(results: Results) -> Plot | None:
+    return next((plot for plot in plots_of(results) if plot.key == "settings"), None)
+
+
+def test_one_key_has_test_and_validation_data_over_its_values(tmp_path: Path) -> None:
+    found = {0.1: ((0.8, 0.9), (0.6, 0.7)), 0.001: ((0.5, 0.6), (0.5, 0.6))}
+    entries = [
+        (f"lr={lr}", [run(tmp_path / f"{lr}-{seed}", *both, lr=lr, seed=seed) for seed, both in enumerate(seeds)])
+        for lr, seeds in found.items()
+    ]
+    results = together(*entries)
+    plot = over_settings(results)
+    assert plot is not None
+    test, validation = plot.marks
+    assert isinstance(test, Line)
+    assert isinstance(validation, Line)
+    assert (test.name, test.x, test.y) == ("test", [0.001, 0.1], pytest.approx([50, 70]))
+    assert (validation.name, validation.y) == ("validation", pytest.approx([60, 80]))
+    deviation = 100 * 0.02**0.5
+    assert test.bands[0].low == pytest.approx([50, 70 - deviation])
+    assert (plot.x.label, plot.x.log, plot.x.ticks) == ("lr", True, (0.001, 0.1))
+    assert choice_of(results.entries, False) == "best by validation accuracy: lr=0.1 (80.00 %, mean over 2 seeds)"
+    assert choice_of(results.entries, True) == "best by validation loss: lr=0.1 (0.2, mean over 2 seeds)"
+
+
+def test_of_several_keys_one_is_along_the_axis_and_the_others_are_lines(tmp_path: Path) -> None:
+    entries = [
+        (f"{lr}-{layers}", [run(tmp_path / f"{lr}-{layers}", lr * layers, lr=lr, personal_layers=layers, norm="all")])
+        for lr in (0.1, 0.2, 0.3)
+        for layers in (1, 2)
+    ]
+    plot = over_settings(together(*entries))
+    assert plot is not None
+    lines = {mark.name: mark for mark in plot.marks if isinstance(mark, Line)}
+    assert lines["personal_layers=1"].y == pytest.approx([10, 20, 30])
+    assert lines["personal_layers=2"].y == pytest.approx([20, 40, 60])
+    assert not plot.x.log
+    assert choice_of(together(*entries).entries, False) == "", "there is no validation data"
+
+
+def test_methods_words_and_runs_that_have_not_ended_are_no_sweep(tmp_path: Path) -> None:
+    words = [(name, [run(tmp_path / name, 0.5, 0.5, network=name)]) for name in ("mlp", "cnn")]
+    assert over_settings(together(*words)) is None
+    assert choice_of(together(*words).entries, False).startswith("best by validation accuracy: mlp (50.00 %; 1 other")
+    methods = [("a", [run(tmp_path / "a", 0.5, 0.5)]), ("b", [make_run(tmp_path / "b", "local")])]
+    assert over_settings(together(*methods)) is None
+    assert choice_of(together(*methods).entries, False) == ""
+    going = [("1", [run(tmp_path / "one", 0.5, 0.4, lr=0.1)]), ("2", [make_run(tmp_path / "two", "fedper", lr=0.2)])]
+    assert choice_of(together(*going).entries, False) == "best by validation accuracy: 1 (40.00 %)"
+    assert over_settings(together(*going)) is not None
