@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tailorfl import __version__
-from tailorfl.commands import compare, gather, reproduce, sweep, way_of
+from tailorfl.commands import again, compare, gather, reproduce, sweep, way_of
 from tailorfl.console import (
     ConfigFile,
     DataDir,
@@ -92,10 +92,11 @@ def run(
         raise UserError("no method is named; allowed: tailor run METHOD, or a line 'method: NAME' in --config")
     checked = configure(str(name), {**(stored if stored.get("method") == name else {}), **read})
     folder = out_dir or fresh(f"{checked.method_name}-{checked.experiment.data}-seed{checked.experiment.seed}")
+    way = way_of(data_dir, resume, force, loggers)
     with StopOnInterrupt(err) as stop:
-        summary = _run(checked, folder, way_of(data_dir, resume, force, loggers), quiet, stop)
+        summary = _run(checked, folder, way, quiet, stop)
     if summary is None:
-        stopped(f"tailor run --resume --out {quote(str(folder))}")
+        stopped(f"tailor run --resume --out {quote(str(folder))}{again(way)}")
     out.print(summary_table([summary]))
     if "stages" in summary:
         out.print(stage_table(summary))

@@ -1,5 +1,6 @@
 """The commands of several runs: ``tailor compare``, ``tailor sweep``, ``tailor reproduce`` and ``tailor gather``."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
@@ -219,7 +220,7 @@ def _reproduce(name: str, planned: "Plan", folder: Path, way: "Way", quiet: bool
     with StopOnInterrupt(err) as stop:
         outcome = measure(planned, folder, way, _shown(quiet), lambda: stop.wanted)
     if outcome is None:
-        stopped(f"tailor reproduce {name} --resume --out {quote(str(folder))}")
+        stopped(f"tailor reproduce {name} --resume --out {quote(str(folder))}{again(way)}")
     for line in heading(outcome):
         say(line)
     for table in terminal_tables(outcome, out.width):
@@ -262,6 +263,12 @@ def way_of(
     for name in loggers or ():
         find_logger(name)(Path())  # refused before anything runs
     return Way(data_dir, resume, force, jobs, together, tuple(loggers or ()))
+
+
+def again(way: "Way") -> str:
+    """The options that a run which goes on needs again, because they are not stored with it."""
+    data = way.data_dir if way.data_dir and os.environ.get("TAILOR_DATA") != str(way.data_dir) else None
+    return (f" --data-dir {quote(str(data))}" if data else "") + "".join(f" --log {name}" for name in way.loggers)
 
 
 def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Sequence[int]) -> Path:

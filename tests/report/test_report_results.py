@@ -32,6 +32,21 @@ def whole(tmp_path: Path) -> Path:
     )
 
 
+def test_of_many_runs_one_that_cannot_be_read_is_left_out_and_said(
+    tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(tmp_path / "other")
+    (tmp_path / "other" / "summary.json").write_text("{")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.yaml").write_text("colour: red")
+    assert [run.folder for run in read_results([tmp_path]).runs] == [whole]
+    assert [text.partition(":")[0] for text in caplog.messages] == ["left out", "left out"]
+    with pytest.raises(UserError, match="names no method"):
+        read_results([tmp_path / "foreign"])
+    with pytest.raises(UserError, match="names no method"):
+        read_results([whole, tmp_path / "foreign"])
+
+
 def test_every_file_of_a_run_is_read(whole: Path) -> None:
     run = read_run(whole)
     assert (run.method, run.seed, run.finished, run.planned) == ("fedavg", 0, True, 2)

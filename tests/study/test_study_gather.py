@@ -58,6 +58,17 @@ def test_a_newer_figure_replaces_the_one_of_the_same_cell_and_seed() -> None:
     assert "With settings other than the recipe's: `rounds=2`." in markdown(figures, "all.csv")
 
 
+def test_another_page_is_not_overwritten_and_an_ending_is_no_part_of_the_name(tmp_path: Path) -> None:
+    write_figures([ONE], tmp_path / "figures.csv")
+    (tmp_path / "notes.md").write_text("my notes\n")
+    with pytest.raises(UserError, match=r"notes.md is another page; allowed: another --to"):
+        gather([tmp_path], tmp_path / "notes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.csv", "notes.md"]
+    for name in ("all.csv", "all.md", "all"):
+        assert gather([tmp_path], tmp_path / name) == (tmp_path / "all.csv", tmp_path / "all.md")
+    assert "](reproduce.md)" not in (tmp_path / "all.md").read_text(), "the guide is not beside it"
+
+
 def test_what_cannot_be_averaged_is_refused() -> None:
     with pytest.raises(UserError, match=r"measured with the recipe's settings and 'rounds=2'; allowed: the same"):
         merge([ONE, replace(ONE, seed=1, settings="rounds=2")])
@@ -123,8 +134,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(study: Tailor, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-@pytest.mark.skipif(not (ROOT / "docs/reproduction.csv").is_file(), reason="no figures are published yet")
 def test_the_published_page_is_what_the_command_makes_of_the_published_figures(tmp_path: Path) -> None:
-    (tmp_path / "reproduction.csv").write_bytes((ROOT / "docs/reproduction.csv").read_bytes())
+    for name in ("reproduction.csv", "reproduce.md"):
+        (tmp_path / name).write_bytes((ROOT / "docs" / name).read_bytes())
     gather([], tmp_path / "reproduction")
     assert (tmp_path / "reproduction.md").read_text() == (ROOT / "docs/reproduction.md").read_text()

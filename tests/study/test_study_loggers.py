@@ -14,7 +14,7 @@ from study_runs import Tailor, pairs, rounds, small
 from tailorfl.cli import main
 from tailorfl.errors import UserError
 from tailorfl.study import loggers
-from tailorfl.study.loggers import LOGGERS, Logs, called, figures
+from tailorfl.study.loggers import LOGGERS, Logs, called, figures, topic
 from tailorfl.study.run import Run
 
 Points = dict[str, list[tuple[int, float]]]
@@ -35,7 +35,9 @@ def tensorboard_points(folder: Path) -> Points:
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":
                     number = float(tensor_util.make_ndarray(value.tensor))
-                    found.setdefault(value.tag, []).append((event.step, number))
+                    section, _, name = value.tag.partition("/")
+                    tag = name if section == topic(name) else value.tag
+                    found.setdefault(tag, []).append((event.step, number))
     return found
 
 
@@ -289,6 +291,18 @@ def test_every_run_of_a_study_is_logged_by_the_process_that_computes_it(
 def test_runs_of_seeds_have_names_that_tell_them_apart(tmp_path: Path) -> None:
     assert called(tmp_path / "mine") == "mine"
     assert called(tmp_path / "out/fedavg/seed-3") == "out/fedavg/seed-3"
+
+
+def test_figures_that_belong_together_are_one_section_of_tensorboard() -> None:
+    known = {
+        "accuracy": ("personalized_accuracy", "accuracy_p10", "out_of_sample_gap"),
+        "loss": ("loss", "personalized_loss"),
+        "traffic": ("bytes_up", "bytes_down"),
+        "time": ("seconds", "seconds_evaluation"),
+        "rounds": ("selected", "answered", "lr", "round"),
+    }
+    for section, names in known.items():
+        assert {topic(name) for name in names} == {section}
 
 
 @needs("mlflow")

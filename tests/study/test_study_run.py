@@ -7,10 +7,12 @@ import pytest
 import torch
 from study_runs import clients, execute, identical, rounds, small, tensors
 
+from tailorfl.commands import again
 from tailorfl.data import load_partition
 from tailorfl.errors import UserError
 from tailorfl.study import run as module
 from tailorfl.study.build import build
+from tailorfl.study.cells import Way
 from tailorfl.study.config import read_config
 from tailorfl.study.run import Run
 
@@ -187,6 +189,16 @@ def test_force_replaces_a_run(tmp_path: Path) -> None:
     assert Run(small(), tmp_path / "run").execute(force=True) is not None
     assert identical(tmp_path / "run", tmp_path / "fresh")
     assert files(tmp_path / "run").keys() == files(tmp_path / "fresh").keys()
+
+
+def test_how_to_go_on_is_said_with_what_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILOR_DATA", raising=False)
+    assert again(Way()) == ""
+    assert again(Way(Path("my data"), loggers=("mlflow", "tensorboard"))) == (
+        " --data-dir 'my data' --log mlflow --log tensorboard"
+    )
+    monkeypatch.setenv("TAILOR_DATA", "my data")
+    assert again(Way(Path("my data"))) == ""
 
 
 def test_force_does_not_replace_what_is_no_run(tmp_path: Path) -> None:

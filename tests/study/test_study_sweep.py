@@ -209,6 +209,14 @@ def test_a_regression_is_swept_by_its_losses(study: Tailor, tmp_path: Path) -> N
     assert "no setting is chosen: there is no validation data" in out
 
 
+def test_a_number_is_known_by_its_value_however_it_is_spelled() -> None:
+    lines, _ = plan_sweep("fedper", {"lr": ["1e-1", 0.01, "1E-3"], "network": ["mlp"]}, SMALL)
+    assert [line.name for line in lines] == ["lr=0.1", "lr=0.01", "lr=0.001"]
+    assert [line.settings["lr"] for line in lines] == [0.1, 0.01, 0.001]
+    with pytest.raises(UserError, match=r"lr=0.01 is named twice"):
+        plan_sweep("fedper", {"lr": ["1e-2", 0.01]}, SMALL)
+
+
 def grid(figures: dict[tuple[float, int], tuple[float | None, float]], seeds: tuple[int, ...] = (0, 1)) -> Grid:
     """A sweep of lr whose runs came to these validation and test accuracies."""
     lines, _ = plan_sweep("fedper", {"lr": [0.1, 0.2, 0.3]}, SMALL)

@@ -1,5 +1,6 @@
 """What folders of runs hold: one run, a comparison, a sweep or a study, and what their runs are called."""
 
+import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from tailorfl.errors import UserError
 from tailorfl.report.runs import RunResult, natural, read_run, read_table, read_yaml, text_of
 from tailorfl.study.run import CHECKPOINTS, CONFIG, EXPORTS, FEDERATION, MAY_CHANGE
 from tailorfl.study.tidy import OPTIONS, RESULTS
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["run", "comparison", "study", "several"]
 
@@ -79,7 +82,8 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
         if not inside:
             raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: folders that 'tailor' wrote")
         found |= {path: folder for path in inside if path not in found}
-    runs = _as_named([read_run(path) for path in found], found)
+    runs = _as_named(_readable(found, folders), found)
+    found = {run.folder: found[run.folder] for run in runs}
     places = {path: path.relative_to(folder) for path, folder in found.items()}
     if len(folders) > 1:
         named = {path: Path(folder.name, places[path]) for path, folder in found.items()}
@@ -91,6 +95,23 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
     if options and all(len(place.parts) == 3 for place in places.values()):
         return Results(title or str(options.get("study")), "study", _cells(runs, folder, options), folder, options)
     return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder)
+
+
+def _readable(found: Iterable[Path], named: Sequence[Path]) -> list[RunResult]:
+    """Those that can be read; who named a folder is told why not, and of many one may be left out."""
+    runs, left_out = [], list[UserError]()
+    for path in found:
+        try:
+            runs.append(read_run(path))
+        except UserError as error:
+            if path in named:
+                raise
+            left_out.append(error)
+    if not runs:
+        raise left_out[0]
+    for reason in left_out:
+        log.warning("left out: %s", reason)
+    return runs
 
 
 def find_runs(folder: Path, deepest: int = DEEPEST) -> list[Path]:

@@ -114,37 +114,44 @@ def _place(one: Figure) -> tuple[Any, ...]:
 
 def gather(folders: Sequence[Path], to: Path) -> tuple[Path, Path]:
     """Add the figures of studies to those in ``to``.csv, and write the page ``to``.md of all of them."""
+    to = to.with_suffix("") if to.suffix in (".csv", ".md") else to
     table, page = to.with_name(f"{to.name}.csv"), to.with_name(f"{to.name}.md")
+    if page.is_file() and not page.read_text(errors="replace").startswith(HEADING):
+        raise UserError(f"{page} is another page; allowed: another --to")
     before = read_figures(table) if table.is_file() else []
     figures = merge([*before, *(one for folder in folders for one in read_figures(folder))])
     if not figures:
         raise UserError(f"no study is named, and {table} is not there; allowed: folders of 'tailor reproduce'")
     write_figures(figures, table)
     with whole_file(page) as temporary:
-        temporary.write_text(markdown(figures, table.name))
+        temporary.write_text(markdown(figures, table.name, page.with_name(GUIDE).is_file()))
     return table, page
 
 
 # The page.
 
-INTRO = """# What comes out
-
+COMMAND, GUIDE = "`tailor reproduce`", "reproduce.md"  # the second lies beside the page in the documentation
+HEADING = "# What comes out\n"
+INTRO = (
+    HEADING
+    + """
 Tables and figures of the five papers, measured with tailorfl. Accuracies are in %. Each cell has the mean over seeds,
 with several of them ± half of a 95 % interval (Student's t), and in brackets what the paper prints and by how much the
 measured figure is above it; a dash was not measured. Claims are the paper's own; whether they hold is decided by the
 means.
 
 `tailor gather` makes this page of the figures in [{table}]({table}), a line for each cell and seed, which it takes from
-the folders that [`tailor reproduce`](reproduce.md) leaves.
+the folders that {command} leaves.
 """
+)
 
 
-def markdown(figures: Sequence[Figure], table: str) -> str:
+def markdown(figures: Sequence[Figure], table: str, guide: bool = False) -> str:
     """The page: how many claims hold, then study by study, and what was not measured at all."""
     by_study: dict[str, list[Figure]] = {}
     for one in figures:
         by_study.setdefault(one.study, []).append(one)
-    parts = [INTRO.format(table=table), *_overview(by_study)]
+    parts = [INTRO.format(table=table, command=f"[{COMMAND}]({GUIDE})" if guide else COMMAND), *_overview(by_study)]
     for name, own in by_study.items():
         parts += ["", *_study(recipes()[name], own)]
     if missing := [recipe for name, recipe in recipes().items() if name not in by_study]:

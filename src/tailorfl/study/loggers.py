@@ -140,8 +140,14 @@ class TensorBoard:
 
     def _add(self, step: int, found: Iterable[tuple[str, float]]) -> None:
         for name, value in found:
-            self.writer.add_scalar(name, value, step)
+            self.writer.add_scalar(name if "/" in name else f"{topic(name)}/{name}", value, step)
         self.writer.flush()
+
+
+def topic(name: str) -> str:
+    """Below what TensorBoard shows a figure: what comes before the slash is a section there."""
+    words = {"accuracy": "accuracy", "gap": "accuracy", "loss": "loss", "bytes": "traffic", "seconds": "time"}
+    return next((topic for word, topic in words.items() if word in name), "rounds")
 
 
 class MLflow:

@@ -50,6 +50,9 @@ def plan_sweep(
     seeds, rest = take_seeds({**base, **single})
     _check(swept)
     lines = [_line(method, dict(zip(swept, point, strict=True)), rest) for point in product(*swept.values())]
+    for place, line in enumerate(lines):
+        if line.settings in [other.settings for other in lines[:place]]:
+            raise UserError(f"{line.title} is named twice; allowed: each value once")
     held_out = {line.config.experiment.validation_fraction for line in lines}
     if len(held_out) > 1 and HELD_OUT not in swept:  # some settings ask for validation data; all train on the same rows
         return plan_sweep(method, values, {**base, HELD_OUT: max(held_out)})
@@ -73,10 +76,21 @@ def _check(swept: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _line(method: str, point: Mapping[str, Any], rest: Mapping[str, Any]) -> Line:
-    said = [f"{key}={shown(value)}" for key, value in point.items()]
+    config = configure(method, {**rest, **point})
+    # A number in words to YAML, such as 1e-3, is known by its value, so that other spellings of it are the same.
+    flat = config.flat()
+    meant = {
+        key: flat[key] if isinstance(value, str) and _is_number(flat.get(key)) else value
+        for key, value in point.items()
+    }
+    said = [f"{key}={shown(value)}" for key, value in meant.items()]
     name = ",".join(said)
     safe = "".join(letter if SAFE.fullmatch(letter) or letter in "=,._+-" else "-" for letter in name)
-    return Line(" ".join(said), safe, {"method": method, **point}, configure(method, {**rest, **point}))
+    return Line(" ".join(said), safe, {"method": method, **meant}, config)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def swept_keys(lines: Sequence[Line]) -> list[str]:
