@@ -9,18 +9,21 @@ from pathlib import Path
 import pytest
 
 from tailorfl.console import fresh, leave_no_empty_folders
-from tailorfl.data.occupied import occupied
+from tailorfl.data.occupied import is_occupied, occupied
 from tailorfl.errors import UserError
 
 
 def test_a_folder_in_use_is_refused_and_free_afterwards(tmp_path: Path) -> None:
     folder = tmp_path / "run"
+    assert not is_occupied(folder)
     with occupied(folder):
+        assert is_occupied(folder)
         (folder / "result").write_text("")
         with pytest.raises(UserError, match=r"run is in use by another command"), occupied(folder):
             pass
         with occupied(tmp_path / "other"):
             pass
+    assert not is_occupied(folder)
     with occupied(folder):
         assert (folder / "result").is_file()
 

@@ -14,6 +14,7 @@ from report_runs import write_run
 from starlette.testclient import TestClient
 
 from tailorfl.cli import main
+from tailorfl.data.occupied import occupied
 from tailorfl.report.serve import make_app
 
 HOME = "http://127.0.0.1"
@@ -129,8 +130,30 @@ def test_a_run_that_trains_is_shown_as_far_as_it_is(root: Path, client: TestClie
     with (root / "live" / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "lo')  # half a line
     assert client.get("/data.json?run=live").json()["progress"] == [line]
-    row = next(row for row in client.get("/runs.json").json()["runs"]["rows"] if row[0]["text"] == "live")
-    assert row[5]["text"] == "2 of 5"
+    answer = client.get("/runs.json")
+    assert cells(answer, "live") == cells(answer, "live") | {"state": "stopped", "rounds": "2 of 5"}
+    with occupied(root / "live"):
+        training = client.get("/runs.json", headers={"If-None-Match": answer.headers["etag"]})
+        assert cells(training, "live")["state"] == "training"
+        assert cells(training, "alone")["state"] == "done"
+
+
+def cells(answer: Any, name: str, key: str = "runs") -> dict[str, str]:
+    """What a row of the list says, by the heads of its columns."""
+    table = answer.json()[key]
+    row = next(row for row in table["rows"] if row[0]["text"] == name)
+    return {head["name"]: cell["text"] for head, cell in zip(table["heads"], row, strict=True)}
+
+
+def test_folders_say_what_they_hold(root: Path, client: TestClient) -> None:
+    (root / "cmp" / "results.csv").write_text("method,seed,data\nfedavg,0,digits\nfedper,0,digits\n")
+    said = cells(client.get("/runs.json"), "cmp", "folders")
+    assert list(said.values()) == ["cmp", "comparison", "fedavg, fedper", "digits", "2", ""]
+    assert list(said) == ["folder", "what", "methods", "data", "runs", "last change"]
+    (root / "cmp" / "results.csv").write_text("method,lr,seed,data\nfedavg,0.1,0,digits\nfedavg,0.2,0,digits\n")
+    assert cells(client.get("/runs.json"), "cmp", "folders")["what"] == "sweep"
+    (root / "cmp" / "results.csv").write_text('"half a table')
+    assert cells(client.get("/runs.json"), "cmp", "folders")["what"] == ""
 
 
 def test_a_broken_run_is_named_and_the_others_are_shown(root: Path, client: TestClient) -> None:

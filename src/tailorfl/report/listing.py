@@ -5,17 +5,21 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from tailorfl.data.occupied import is_occupied
+from tailorfl.errors import UserError
 from tailorfl.report.results import read_options
-from tailorfl.report.runs import number, read_yaml
+from tailorfl.report.runs import number, read_table, read_yaml
 from tailorfl.report.tables import Cell, Head, Table, figure, word
 from tailorfl.study.run import CONFIG, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent
 from tailorfl.study.tidy import RESULTS
 
+MOST = 6  # methods that are named of a folder
 LAST = 65536  # bytes of a file in which its last line is looked for
 
 
@@ -31,8 +35,10 @@ RUN_HEADS = (
     Head("data", words=True),
     Head("clients"),
     Head("seed"),
+    Head("state", "done, training now, or stopped", words=True),
     Head("rounds", "done, of those to do"),
     Head("accuracy", "of the clients' own models at the last evaluation, in %"),
+    Head("test loss", "of the same models"),
     Head("training loss", "of the last round"),
     Head("last change"),
 )
@@ -46,15 +52,17 @@ def _runs(root: Path, runs: Sequence[Path]) -> Table:
 def _row(folder: Path, name: str) -> tuple[Cell, ...]:
     config, summary, lines = _mapping(folder / CONFIG), _mapping(folder / SUMMARY), last_lines(folder / ROUNDS)
     planned, done = (int(number(of.get(key)) or 0) for of, key in ((config, "rounds"), (lines[-1], "round")))
-    tested = summary or next((line for line in reversed(lines) if "personalized_accuracy" in line), {})
+    tested = summary or next((line for line in reversed(lines) if "personalized_loss" in line), {})
     return (
         word(name),
         word(config.get("method", "")),
         word(config.get("data", "")),
         _whole(summary.get("clients", config.get("clients"))),
         _whole(config.get("seed")),
+        word("done" if summary else "training" if is_occupied(folder) else "stopped"),
         Cell(str(done) if summary else f"{done} of {planned}", done),
         figure(number(tested.get("personalized_accuracy")), percent),
+        figure(number(tested.get("personalized_loss")), as_number),
         figure(number(lines[-1].get("loss")), as_number),
         Cell("", _changed(folder)),  # in the browser's own time
     )
@@ -76,12 +84,34 @@ def _folders(root: Path, runs: Sequence[Path]) -> Table:
     studies = {folder: read_options(folder).get("study", "") for folder in held}
     written = {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
     rows = tuple(
-        (word(folder.relative_to(root).as_posix()), word(studies[folder]), Cell(str(held[folder]), held[folder]))
+        (
+            word(folder.relative_to(root).as_posix()),
+            *map(word, _what(folder, studies[folder])),
+            Cell(str(held[folder]), held[folder]),
+            Cell("", max(_changed(run) for run in runs if folder in run.parents)),
+        )
         for folder in sorted(held)
         if held[folder] > 1 and written.isdisjoint(folder.parents)
     )
-    heads = (Head("folder", words=True), Head("study", words=True), Head("runs"))
+    words = (Head(name, words=True) for name in ("folder", "what", "methods", "data"))
+    heads = (*words, Head("runs"), Head("last change"))
     return Table("folders", "Comparisons, sweeps and studies", "", heads, rows)
+
+
+def _what(folder: Path, study: str) -> tuple[str, str, str]:
+    """What a command wrote there, as its table says: its kind, or the study's name, the methods, and the data."""
+    try:
+        rows = read_table(folder / RESULTS, ())
+    except UserError:  # no table of ours
+        rows = []
+    methods, data = (list(dict.fromkeys(row[key] for row in rows if row.get(key))) for key in ("method", "data"))
+    told_by = list(takewhile(lambda key: key != "seed", rows[0])) if rows else []
+    kind = "" if not rows else "comparison" if told_by == ["method"] else "sweep"
+    return study or kind, _some(methods), _some(data)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
 
 
 def last_lines(file: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tailorfl.data.extras import import_extra
+from tailorfl.data.occupied import is_occupied
 from tailorfl.errors import UserError
 from tailorfl.report.listing import list_runs
 from tailorfl.report.page import library, page_data, shell
@@ -107,8 +108,9 @@ def _within(path: Path, root: Path) -> bool:
 
 
 def state_of(folders: Iterable[Path]) -> str:
-    """Changes whenever a file of one of these runs does."""
-    return hashlib.sha256(repr([(str(path), _files(path)) for path in folders]).encode()).hexdigest()[:32]
+    """Changes whenever a file of one of these runs does, or one that has not ended begins to train or is stopped."""
+    now = [(str(path), _files(path), _files(path)[-1] is None and is_occupied(path)) for path in folders]
+    return hashlib.sha256(repr(now).encode()).hexdigest()[:32]
 
 
 def _files(folder: Path) -> tuple[tuple[int, int] | None, ...]:

@@ -106,6 +106,13 @@ function layout(plot) {
   };
 }
 
+// A legend of many long names needs room below the plot, which keeps its own.
+function more(plot) {
+  const names = plot.marks.filter((mark) => mark.kind !== "heatmap").map((mark) => mark.name.length);
+  const across = Math.max(1, Math.floor(500 / (Math.max(0, ...names) * 6.6 + 46)));
+  return 19 * Math.max(0, Math.ceil(names.length / across) - 2);
+}
+
 function span(plot) {
   const all = plot.marks.flatMap((mark) => mark.x || []);
   return all.length ? Math.max(...all) - Math.min(...all) : 0;
@@ -139,6 +146,7 @@ function cardOf(plot) {
   if (known) {
     known.about.textContent = plot.about;
     known.plot = plot;
+    known.canvas.style.setProperty("--more", `${more(plot)}px`);
     if (known.drawn) draw(known);
     return known.element;
   }
@@ -148,6 +156,7 @@ function cardOf(plot) {
   const toggle = el("button", { type: "button", onclick: () => { card.bands = !card.bands; toggle.textContent = said(); draw(card); } }, said());
   card.element = el("section", { class: "plot", id },
     el("div", { class: "row" }, el("h3", {}, plot.title), ...(count ? [toggle] : [])), card.about, card.canvas);
+  card.canvas.style.setProperty("--more", `${more(plot)}px`);
   cards.set(id, card);
   seen.observe(card.element);
   return card.element;
