@@ -243,6 +243,29 @@ def test_outside_of_a_stack_layers_are_torchs_own():
     assert torch.equal(module(given), plain(given))
 
 
+def test_whether_kernels_run_is_found_out_inside_of_vmap_too(monkeypatch, caplog):
+    def asked(x):
+        found.append(stacked._kernels_run(DEVICE))
+        return x.sum()
+
+    found = []
+    stacked._kernels_run.cache_clear()
+    vmap(grad(asked))(drawn(2, 3))
+    assert found == [True]
+
+    def no_compiler(*given):
+        raise RuntimeError("Failed to find C compiler")
+
+    stacked._kernels_run.cache_clear()
+    monkeypatch.setattr(kernels, "pool", no_compiler)
+    vmap(grad(asked))(drawn(2, 3))
+    vmap(grad(asked))(drawn(2, 3))
+    stacked._kernels_run.cache_clear()
+    assert found == [True, False, False]
+    assert len(caplog.messages) == 1, "it is said once"
+    assert "RuntimeError: Failed to find C compiler" in caplog.messages[0]
+
+
 @needs_gpu
 def test_tf32_is_as_near_as_torchs():
     given, filters, change = drawn(CLIENTS, 8, 32, 16, 16), drawn(CLIENTS, 64, 32, 3, 3), drawn(CLIENTS, 8, 64, 16, 16)

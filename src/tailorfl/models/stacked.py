@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -110,15 +111,20 @@ def _has_kernel(images: Tensor) -> bool:
 @cache
 def _kernels_run(device: torch.device) -> bool:
     """Whether there is a Triton that can run a kernel there: it needs a compiler for C, and a GPU that it knows."""
-    try:
-        from tailorfl.models import kernels
-
-        kernels.pool(torch.zeros(1, 1, 2, 2, device=device), (2, 2), (2, 2), (0, 0), False)
-    except Exception as error:  # whatever Triton or a driver comes up with
+    with ThreadPoolExecutor(1) as pool:  # inside of vmap, where this is asked, no tensor is a plain one
+        error = pool.submit(_try_kernels, device).exception()
+    if error is not None:  # whatever Triton or a driver comes up with
         said = textwrap.shorten(f"{type(error).__name__}: {error}", 160, placeholder=" ...")
         log.warning("convolutions of a stack take torch's grouped ones, which are slower: %s", said)
-        return False
-    return True
+    return error is None
+
+
+def _try_kernels(device: torch.device) -> None:
+    from tailorfl.models import kernels
+
+    if device.index is not None:
+        torch.cuda.set_device(device)  # of this thread
+    kernels.pool(torch.zeros(1, 1, 2, 2, device=device), (2, 2), (2, 2), (0, 0), False)
 
 
 # Opaque to tracing, which cannot look into a kernel's launch.
