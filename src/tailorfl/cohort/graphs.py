@@ -14,7 +14,7 @@ from tailorfl.cohort.objective import Objective
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.cohort.traces import Program
 from tailorfl.cohort.training import Training
-from tailorfl.models.network import Network, Values
+from tailorfl.models.network import Network
 from tailorfl.models.slicing import leading
 
 
@@ -128,25 +128,13 @@ class _Program:
 
 
 def _key(training: Training) -> Hashable:
-    def shapes(values: Values, skip: int) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-        return tuple((name, tensor.shape[skip:], tensor.dtype) for name, tensor in values.items())
-
     steps, clients, _ = training.schedule.positions.shape
     samples = training.samples
     return (
         id(training.network),
         samples.data.inputs.data_ptr(),
-        training.objective,
-        training.optimizer,
-        training.trained,
-        training.augmentation,
         (roomy(steps), roomy(clients), _batch_size(training), roomy(samples.rows.shape[1])),
-        training.schedule.whole,
-        samples.weights is None,
-        None if samples.inputs is None else samples.inputs.shape[2:],
-        shapes(training.values, 1),
-        shapes(training.own, 1),
-        shapes(training.common, 0),
+        training.signature(),
     )
 
 

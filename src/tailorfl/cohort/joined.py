@@ -31,24 +31,7 @@ class OfSeveralRuns:
 
 def form(training: Training) -> Hashable:
     """What trainings of one network on the same data must have in common to be joined."""
-
-    def shapes(values: Values, skip: int) -> Hashable:
-        return tuple((name, tensor.shape[skip:], tensor.dtype) for name, tensor in values.items())
-
-    samples = training.samples
-    return (
-        training.objective,
-        training.optimizer,
-        training.trained,
-        training.rates,
-        training.augmentation,
-        training.schedule.whole,
-        None if samples.weights is None else samples.weights.dtype,
-        None if samples.inputs is None else (samples.inputs.shape[2:], samples.inputs.dtype),
-        shapes(training.values, 1),
-        shapes(training.own, 1),
-        shapes(training.common, 0),
-    )
+    return training.rates, training.signature()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Local training of a stack: one step, and the loop over steps, for the stack as a whole or client by client."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -133,6 +133,26 @@ class Training:
         self.state = self.optimizer.start([self.values[name] for name in self.trained])
         self.loss = self.values[self.trained[0]].new_zeros(len(self.samples.rows))  # summed over the steps
         self.adds = self.optimizer.adds and not isinstance(self.rates, Tensor)
+
+    def signature(self) -> Hashable:
+        """What makes another program of it, beside the network, the data, and how much of them there is."""
+
+        def shapes(values: Values, skip: int) -> Hashable:
+            return tuple((name, tensor.shape[skip:], tensor.dtype) for name, tensor in values.items())
+
+        weights, inputs = self.samples.weights, self.samples.inputs
+        return (
+            self.objective,
+            self.optimizer,
+            self.trained,
+            self.augmentation,
+            self.schedule.whole,
+            None if weights is None else weights.dtype,
+            None if inputs is None else (inputs.shape[2:], inputs.dtype),
+            shapes(self.values, 1),
+            shapes(self.own, 1),
+            shapes(self.common, 0),
+        )
 
     def widths(self) -> list[int]:
         """For each step, how many clients still train. Cohorts run from large to small, so these come first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tailorfl.errors import UserError
 
-TRIES, PAUSE = 5, 0.05  # who only looks whether a folder is in use holds it for a moment
+WAIT, PAUSE = 0.25, 0.05  # seconds: who only looks whether a folder is in use holds it for a moment
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def occupied(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with _opened(folder) as descriptor:
-            if not _locked_soon(descriptor):
+            if not _free(descriptor, WAIT):
                 raise UserError(
                     f"{folder} is in use by another command; allowed: another --out, or to wait until it ends"
                 )
@@ -36,7 +36,7 @@ def is_occupied(folder: Path) -> bool:
     """Whether a command works there now."""
     try:
         with _opened(folder) as descriptor:
-            return not _locked(descriptor)
+            return not _free(descriptor)
     except OSError:
         return False
 
@@ -54,23 +54,24 @@ def _opened(folder: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _locked_soon(descriptor: int | None) -> bool:
-    for _ in range(TRIES):
-        if _locked(descriptor):
-            return True
-        time.sleep(PAUSE)
-    return False
-
-
-def _locked(descriptor: int | None) -> bool:
-    if descriptor is None:
+def _free(descriptor: int | None, wait: float = 0.0) -> bool:
+    """Nobody else works there, as far as that can be told: file systems on a network may have no locks for folders."""
+    try:
+        return descriptor is None or locked(descriptor, wait, PAUSE)
+    except OSError:
         return True
+
+
+def locked(descriptor: int, wait: float, pause: float) -> bool:
+    """Take the lock of what is open, for as long as it is; False if another process has it for so many seconds."""
     import fcntl
 
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # file systems on a network may have no locks for folders
-        return True
-    return True
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+        time.sleep(min(pause, wait))

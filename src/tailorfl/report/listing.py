@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +24,8 @@ LAST = 65536  # bytes of a file in which its last line is looked for
 
 def list_runs(root: Path, runs: Sequence[Path]) -> dict[str, Any]:
     """The runs below a folder, and the folders that hold several of them: comparisons, sweeps, studies."""
-    tables = {"runs": _runs(root, runs), "folders": _folders(root, runs)}
+    changed = {run: _changed(run) for run in runs}
+    tables = {"runs": _runs(root, changed), "folders": _folders(root, changed)}
     return {"title": f"Runs: {root.name or root}", **{name: asdict(table) for name, table in tables.items()}}
 
 
@@ -44,12 +44,12 @@ RUN_HEADS = (
 )
 
 
-def _runs(root: Path, runs: Sequence[Path]) -> Table:
-    rows = tuple(_row(run, run.relative_to(root).as_posix()) for run in runs)
+def _runs(root: Path, changed: Mapping[Path, float]) -> Table:
+    rows = tuple(_row(run, run.relative_to(root).as_posix(), at) for run, at in changed.items())
     return Table("runs", "Runs", "", RUN_HEADS, rows)
 
 
-def _row(folder: Path, name: str) -> tuple[Cell, ...]:
+def _row(folder: Path, name: str, changed: float) -> tuple[Cell, ...]:
     config, summary, lines = _mapping(folder / CONFIG), _mapping(folder / SUMMARY), last_lines(folder / ROUNDS)
     planned, done = (int(number(of.get(key)) or 0) for of, key in ((config, "rounds"), (lines[-1], "round")))
     tested = summary or next((line for line in reversed(lines) if "personalized_loss" in line), {})
@@ -64,7 +64,7 @@ def _row(folder: Path, name: str) -> tuple[Cell, ...]:
         figure(number(tested.get("personalized_accuracy")), percent),
         figure(number(tested.get("personalized_loss")), as_number),
         figure(number(lines[-1].get("loss")), as_number),
-        Cell("", _changed(folder)),  # in the browser's own time
+        Cell("", changed),  # in the browser's own time
     )
 
 
@@ -78,20 +78,24 @@ def _whole(value: Any) -> Cell:
     return Cell("-" if found is None else f"{found:.0f}", found)
 
 
-def _folders(root: Path, runs: Sequence[Path]) -> Table:
+def _folders(root: Path, changed: Mapping[Path, float]) -> Table:
     """The folders with several runs, as a command wrote them, by name; parts of what a command wrote are not listed."""
-    held = Counter(parent for run in runs for parent in run.parents if root in parent.parents)
+    held: dict[Path, list[float]] = {}  # when each of its runs changed
+    for run, at in changed.items():
+        for parent in run.parents:
+            if root in parent.parents:
+                held.setdefault(parent, []).append(at)
     studies = {folder: read_options(folder).get("study", "") for folder in held}
     written = {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
     rows = tuple(
         (
             word(folder.relative_to(root).as_posix()),
             *map(word, _what(folder, studies[folder])),
-            Cell(str(held[folder]), held[folder]),
-            Cell("", max(_changed(run) for run in runs if folder in run.parents)),
+            Cell(str(len(held[folder])), len(held[folder])),
+            Cell("", max(held[folder])),
         )
         for folder in sorted(held)
-        if held[folder] > 1 and written.isdisjoint(folder.parents)
+        if len(held[folder]) > 1 and written.isdisjoint(folder.parents)
     )
     words = (Head(name, words=True) for name in ("folder", "what", "methods", "data"))
     heads = (*words, Head("runs"), Head("last change"))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 MOST = 400  # points of a line, or columns of a heat map
@@ -120,6 +121,14 @@ class Scale:
     @property
     def label(self) -> str:
         return "loss" if self.regression else "accuracy, %"
+
+
+def over_seeds(figures: Sequence[Sequence[float]]) -> Band:
+    """One standard deviation below and above the mean of the seeds, for each point of a line."""
+    ends: list[Numbers] = []
+    for sign in (-1, 1):
+        ends.append([fmean(some) + sign * (stdev(some) if len(some) > 1 else 0.0) for some in figures])
+    return Band("one deviation over seeds", *ends)
 
 
 def thinned(values: Sequence[Any], most: int) -> list[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean
 
 from tailorfl.report.inside import INSIDE
 from tailorfl.report.marks import (
@@ -18,6 +18,7 @@ from tailorfl.report.marks import (
     Points,
     Scale,
     drawn,
+    over_seeds,
     short,
     thinned,
     unique,
@@ -156,11 +157,7 @@ class Drawing:
             ends = [[unit * fmean(side[at]) if at in side else None for at in rounds] for side in (low, high)]
             around.append(Band("80 % of the clients", *ends))
         if bands and len(entry.runs) > 1:
-            spread = [unit * stdev(found[at]) if len(found[at]) > 1 else 0.0 for at in rounds]
-            sides = [
-                [None if m is None else m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1)
-            ]
-            around.append(Band("one deviation over seeds", *sides))
+            around.append(over_seeds([[unit * value for value in found[at]] for at in rounds]))
         place = 0 if name else self.style(entry)
         return Line(name or entry.label, place, [float(at) for at in rounds], middle, tuple(around))
 

@@ -146,8 +146,8 @@ def label_runs(runs: Sequence[RunResult], places: Mapping[Path, Path]) -> tuple[
     """
     alike: dict[str, list[RunResult]] = {}
     for run in runs:
-        alike.setdefault(repr(sorted(_settings(run).items())), []).append(run)
-    all_settings = [_settings(own[0]) for own in alike.values()]
+        alike.setdefault(repr(sorted(settings_of(run).items())), []).append(run)
+    all_settings = [settings_of(own[0]) for own in alike.values()]
     entries: dict[str, list[RunResult]] = {}
     for own in alike.values():
         label = _label(own[0], all_settings, places)
@@ -160,7 +160,7 @@ def label_runs(runs: Sequence[RunResult], places: Mapping[Path, Path]) -> tuple[
     return tuple(Entry(label, tuple(sorted(own, key=lambda run: run.seed))) for label, own in entries.items())
 
 
-def _settings(run: RunResult) -> dict[str, Any]:
+def settings_of(run: RunResult) -> dict[str, Any]:
     """What makes it another experiment."""
     return {key: value for key, value in run.config.items() if key != "seed" and key not in MAY_CHANGE}
 
@@ -180,7 +180,7 @@ def _as_named(runs: Iterable[RunResult], folders: Mapping[Path, Path]) -> list[R
 
 def _label(run: RunResult, all_settings: Sequence[Mapping[str, Any]], places: Mapping[Path, Path]) -> str:
     others = [other for other in all_settings if other["method"] == run.method]
-    own = _settings(run)
+    own = settings_of(run)
     keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
     if len(keys) > MOST_KEYS:
         return f"{run.method} ({_home(places[run.folder]).as_posix()})"

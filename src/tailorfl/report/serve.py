@@ -109,12 +109,13 @@ def _within(path: Path, root: Path) -> bool:
 
 def state_of(folders: Iterable[Path]) -> str:
     """Changes whenever a file of one of these runs does, or one that has not ended begins to train or is stopped."""
-    now = [(str(path), _files(path), _files(path)[-1] is None and is_occupied(path)) for path in folders]
-    return hashlib.sha256(repr(now).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr([(str(path), _now(path)) for path in folders]).encode()).hexdigest()[:32]
 
 
-def _files(folder: Path) -> tuple[tuple[int, int] | None, ...]:
-    return tuple(_stamp(folder / name) for name in FILES)
+def _now(folder: Path) -> tuple[dict[str, tuple[int, int] | None], bool]:
+    """The stamps of a run's files, and whether it trains."""
+    files = {name: _stamp(folder / name) for name in FILES}
+    return files, files[SUMMARY] is None and is_occupied(folder)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -1,13 +1,13 @@
 """A sweep on the page: how clients are served over the values of a key, and which setting is chosen."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, stdev
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import product
+from statistics import fmean
 
-from tailorfl.report.marks import Axis, Band, Line, Plot, Scale, drawn
-from tailorfl.report.results import Entry, shown
+from tailorfl.report.marks import Axis, Line, Plot, Scale, drawn, over_seeds
+from tailorfl.report.results import Entry, settings_of, shown
 from tailorfl.report.runs import number
-from tailorfl.study.run import MAY_CHANGE
+from tailorfl.study.panels import logarithmic
 from tailorfl.study.sweep import best_of
 
 MOST_TICKS = 12
@@ -17,10 +17,9 @@ def swept_keys(entries: Sequence[Entry]) -> list[str]:
     """The keys in which entries of one method differ; none where there are several methods."""
     if len({entry.method for entry in entries}) != 1:
         return []
-    first = entries[0].first.config
-    keys = dict.fromkeys(key for entry in entries for key in entry.first.config)
-    differ = [key for key in keys if any(entry.first.config.get(key) != first.get(key) for entry in entries)]
-    return [key for key in differ if key != "seed" and key not in MAY_CHANGE]
+    settings = [settings_of(entry.first) for entry in entries]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    return [key for key in keys if any(own.get(key) != settings[0].get(key) for own in settings)]
 
 
 def over_settings(entries: Sequence[Entry], scale: Scale) -> Plot:
@@ -33,7 +32,7 @@ def over_settings(entries: Sequence[Entry], scale: Scale) -> Plot:
     about = "Each client's own model after the last round, mean over clients."
     if any(len(entry.runs) > 1 for entry in entries):
         about += " The band is one standard deviation over seeds."
-    far = bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+    far = bool(values) and logarithmic(values)
     ticks = tuple(sorted(values)) if len(values) <= MOST_TICKS else ()
     return Plot(
         "settings", f"{what} over {along}", about, Axis(along, log=far, ticks=ticks), Axis(scale.label), drawn(lines)
@@ -54,27 +53,18 @@ def _lines(entries: Sequence[Entry], along: str, keys: Sequence[str], scale: Sca
         name = ", ".join(f"{key}={shown(entry.first.config.get(key))}" for key in rest)
         groups.setdefault(name, []).append(entry)
     measures = {"": "personalized"} if rest else {"test": "personalized", "validation": "validation"}
-    style = -1
-    for name, own in groups.items():
-        for model, measure in measures.items():
-            style += 1
-            yield _line(name or model, style, own, along, f"{measure}_{scale.what}", scale.unit)
+    for style, ((name, own), (model, measure)) in enumerate(product(groups.items(), measures.items())):
+        yield _line(name or model, style, own, along, f"{measure}_{scale.what}", scale.unit)
 
 
 def _line(name: str, style: int, entries: Sequence[Entry], along: str, key: str, unit: float) -> Line:
-    found = {
-        float(entry.first.config[along]): [unit * value for value in _figures(entry, key)]
-        for entry in entries
-        if _figures(entry, key)
-    }
-    x = list(found)
-    middle = [fmean(found[at]) for at in x]
-    bands = []
-    if any(len(some) > 1 for some in found.values()):
-        spread = [stdev(found[at]) if len(found[at]) > 1 else 0.0 for at in x]
-        ends = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
-        bands.append(Band("one deviation over seeds", *(list[float | None](end) for end in ends)))
-    return Line(name, style, x, list[float | None](middle), tuple(bands))
+    found: dict[float, list[float]] = {}
+    for entry in entries:
+        if values := _figures(entry, key):
+            found[float(entry.first.config[along])] = [unit * value for value in values]
+    several = any(len(some) > 1 for some in found.values())
+    bands = (over_seeds(list(found.values())),) if several else ()
+    return Line(name, style, list(found), [fmean(some) for some in found.values()], bands)
 
 
 def _figures(entry: Entry, key: str) -> list[float]:
@@ -87,7 +77,6 @@ def choice_of(entries: Sequence[Entry], regression: bool) -> str:
     if not swept_keys(entries):
         return ""
     seeds = max(len(entry.runs) for entry in entries)
-    found: Mapping[str, list[Any]] = {
-        entry.label: _figures(entry, "validation_loss" if regression else "validation_accuracy") for entry in entries
-    }
+    measure = "validation_loss" if regression else "validation_accuracy"
+    found = {entry.label: _figures(entry, measure) for entry in entries}
     return best_of({label: values for label, values in found.items() if len(values) == seeds}, regression)

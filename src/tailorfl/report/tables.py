@@ -9,7 +9,7 @@ from tailorfl.report.marks import thinned
 from tailorfl.report.results import Entry, Results
 from tailorfl.report.runs import RunResult, number
 from tailorfl.study.statistics import holm, interval, over_seeds, paired
-from tailorfl.study.tables import UNITS, amount, largest_unit, probability
+from tailorfl.study.tables import UNITS, WITH_INTERVAL, amount, largest_unit, probability
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent as as_percent
 
@@ -86,7 +86,6 @@ LOSSES = {
     "global_loss": Head("global loss", "the one model for all on the same rows"),
     "new_client_loss": Head("new clients", "loss of clients that took no part in training"),
 }
-WITH_INTERVAL = ("personalized_accuracy", "personalized_loss", "validation_accuracy", "validation_loss")
 
 
 def _summary(entries: Sequence[Entry], panel: str, regression: bool) -> Table:

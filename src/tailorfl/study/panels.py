@@ -111,12 +111,13 @@ def place_values(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _apart(places: Collection[float]) -> bool:
     """Whether no two ticks are so near that what is written below them would overlap."""
-    on_axis = sorted(map(math.log, places) if _logarithmic(places) else places)
+    on_axis = sorted(map(math.log, places) if logarithmic(places) else places)
     gaps = [later - sooner for sooner, later in pairwise(on_axis)]
     return not gaps or min(gaps) >= CLOSEST * (on_axis[-1] - on_axis[0])
 
 
-def _logarithmic(places: Collection[float]) -> bool:
+def logarithmic(places: Collection[float]) -> bool:
+    """Whether values lie so far apart that equal steps of an axis should be equal factors."""
     return min(places) > 0 and max(places) >= 10 * min(places)
 
 
@@ -134,7 +135,7 @@ def draw_line(axes: Any, name: str, number: int, line: Line) -> None:
 
 def scale(axes: Any, places: Mapping[str, float]) -> None:
     """A sweep shows its values, on a logarithmic axis where they lie far apart."""
-    if _logarithmic(places.values()):
+    if logarithmic(places.values()):
         axes.set_xscale("log")
     axes.set_xticks(list(places.values()), list(places), rotation=90 if len(places) > 10 else 0)
     axes.minorticks_off()

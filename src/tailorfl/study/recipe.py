@@ -22,18 +22,11 @@ MOST_SEEDS = 10_000
 FIGURES = (  # of a summary, whatever the method
     *(
         f"{model}_{what}"
-        for model in ("personalized", "global", "new_client", "joining")
+        for model in ("personalized", "global", "validation", "new_client", "joining")
         for what in ("accuracy", "loss")
     ),
-    *("personalized_accuracy_std", "worst_decile_accuracy", "validation_accuracy", "validation_loss"),
-    *(
-        "training_accuracy",
-        "participation_gap",
-        "out_of_sample_gap",
-        "group_accuracies",
-        "group_mean_accuracy",
-        "adapted_accuracy",
-    ),
+    *("personalized_accuracy_std", "worst_decile_accuracy", "training_accuracy", "adapted_accuracy"),
+    *("participation_gap", "out_of_sample_gap", "group_accuracies", "group_mean_accuracy"),
     *("training_loss", "bytes_up", "bytes_down", "parameters", "shared_parameters", "seconds_training"),
 )
 

@@ -64,7 +64,6 @@ class _Meeting:
         self.failure: BaseException | None = None
         self.over = False
         self.threads: list[threading.Thread] = []
-        self.asked: set[_Request] = set()
         self.joiner = Joiner()
 
     # What runs do, each in a thread.
@@ -94,7 +93,6 @@ class _Meeting:
 
     def train(self, request: _Request) -> None:
         """Wait until it is trained; others work meanwhile."""
-        self.asked.add(request)
         with self.change:
             self.requests.append(request)
             self.change.notify()
@@ -103,7 +101,6 @@ class _Meeting:
         self.floor.release()
         request.done.wait()
         self.floor.acquire()
-        self.asked.remove(request)
         if self.over:
             raise _Over
         if request.error is not None:
@@ -113,6 +110,7 @@ class _Meeting:
 
     def hold(self) -> None:
         """Train what is handed over, until all runs have ended."""
+        requests: list[_Request] = []
         try:
             while requests := self._handed_over():
                 self.joiner.train(requests)
@@ -120,7 +118,7 @@ class _Meeting:
                     request.done.set()
         except BaseException:  # Ctrl-C once more, or what went wrong with results: nobody waits for the runs
             self.over = True
-            for waiting in list(self.asked):
+            for waiting in (*requests, *self.requests):
                 waiting.done.set()
             until = time.monotonic() + PATIENCE
             for thread in self.threads:
