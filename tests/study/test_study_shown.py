@@ -96,6 +96,21 @@ def test_an_evaluated_round_is_told_where_there_is_no_terminal() -> None:
     assert told({"round": 3, "loss": 0.5}) == ""
 
 
+def test_a_run_that_is_not_evaluated_for_long_is_told_once_a_minute_and_how_long_it_takes() -> None:
+    file, now = io.StringIO(), 0.0
+    with RunProgress(Console(file=file, width=200), "fedper", 9, lambda: now) as progress:
+        for number in range(1, 10):
+            now += 40.0
+            progress({"round": number, "loss": 0.5, **(TESTED if number in (5, 9) else {})})
+    assert file.getvalue().splitlines() == [
+        "fedper: round 2 of 9, training loss 0.5; about 5 min left",
+        "fedper: round 4 of 9, training loss 0.5; about 3 min left",
+        "fedper: round 5 of 9, training loss 0.5, accuracy 25.00 %",
+        "fedper: round 7 of 9, training loss 0.5, accuracy 25.00 %; about 80 s left",
+        "fedper: round 9 of 9, training loss 0.5, accuracy 25.00 %",
+    ]
+
+
 def test_a_regression_is_told_by_its_loss_and_not_by_an_accuracy_of_zero() -> None:
     line = {"round": 3, "loss": None, "personalized_accuracy": None, "personalized_loss": 1.25}
     assert told(line) == "fedper: round 3 of 9, training loss -, test loss 1.25"
@@ -145,6 +160,15 @@ def test_cells_are_told_with_their_number_and_the_time_that_is_left() -> None:
         "cell 3 of 3: three; about 60 s left",
         "failed: three: as before",
     ]
+
+
+def test_a_cell_that_is_not_evaluated_for_long_is_told_once_a_minute() -> None:
+    study = Study()
+    study.shown.begun(study.cells[0])
+    for number in (1, 2, 3):
+        study.now += 50.0
+        study.round(0, number)
+    assert study.said() == ["cell 1 of 3: one", "one: round 2 of 10, training loss 0.5; about 23 min left"]
 
 
 def test_with_two_jobs_the_rest_takes_half_the_time() -> None:

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from types import FrameType, TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from rich.text import Text
 from tailorfl.study.cells import Cell, Failure, Result
 
 WIDE = 120  # letters on a line that take a whole bar
+SILENCE = 60.0  # seconds after which a round is told though clients were not tested after it
 
 
 def bars(console: Console) -> Progress:
@@ -63,13 +64,48 @@ def _tested(accuracy: float | None, loss: float | None) -> str:
     return "" if loss is None else f", test loss {loss:.4g}"
 
 
+@dataclass
+class _Running:
+    """A run under way: since when, from which round on, how far it is, and when something was said of it."""
+
+    title: str
+    rounds: int
+    begun: float
+    task: TaskID
+    figures: Figures = field(default_factory=Figures)
+    first: int | None = None
+    done: float = 0.0  # the share of its rounds
+    told: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told = self.begun
+
+    def reached(self, number: int) -> None:
+        self.first = number if self.first is None else self.first  # one that is resumed has done some before
+        self.done = (number - self.first + 1) / (self.rounds - self.first + 1)
+
+    def total(self, now: float) -> float | None:
+        """How many seconds it will have taken."""
+        return (now - self.begun) / self.done if self.done else None
+
+    def rest(self, now: float, total: float | None = None) -> float:
+        return max(0.0, (total or self.total(now) or 0.0) - (now - self.begun))
+
+    def said(self, line: dict[str, Any], figures: str, left: str, now: float) -> str | None:
+        """A line on this round where there is no terminal: on evaluations, and after a silence with the time left."""
+        tested = "personalized_loss" in line
+        if not tested and now - self.told < SILENCE:
+            return None
+        self.told = now
+        return f"{self.title}: round {line['round']} of {self.rounds}, {figures}{'' if tested else left}"
+
+
 class RunProgress:
     """Shows the rounds of one run; a context manager."""
 
-    def __init__(self, console: Console, title: str, rounds: int) -> None:
-        self.console, self.title, self.rounds = console, title, rounds
-        self.live, self.figures = bars(console), Figures()
-        self.task = self.live.add_task(title, total=rounds, figures="")
+    def __init__(self, console: Console, title: str, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.live, self.clock = console, bars(console), clock
+        self.run = _Running(title, rounds, clock(), self.live.add_task(title, total=rounds, figures=""))
 
     def __enter__(self) -> "RunProgress":
         self.live.start()
@@ -80,25 +116,15 @@ class RunProgress:
 
     def __call__(self, line: dict[str, Any]) -> None:
         """A round has ended; ``line`` is what is written of it."""
-        figures = self.figures(line)
-        self.live.update(self.task, completed=line["round"], figures=figures)
-        if "personalized_loss" in line and not self.console.is_terminal:
-            self.console.print(f"{self.title}: round {line['round']} of {self.rounds}, {figures}", highlight=False)
-
-
-@dataclass
-class _Running:
-    """A cell that runs: since when, from which round on, and how far it is."""
-
-    begun: float
-    task: TaskID
-    figures: Figures
-    first: int | None = None
-    done: float = 0.0  # the share of its rounds
-
-    def total(self, now: float) -> float | None:
-        """How many seconds it will have taken."""
-        return (now - self.begun) / self.done if self.done else None
+        run, now = self.run, self.clock()
+        run.reached(line["round"])
+        figures = run.figures(line)
+        self.live.update(run.task, completed=line["round"], figures=figures)
+        if self.console.is_terminal:
+            return
+        said = run.said(line, figures, f"; about {in_words(run.rest(now))} left", now)
+        if said is not None:
+            self.console.print(said, highlight=False)
 
 
 class CellsProgress:
@@ -134,18 +160,18 @@ class CellsProgress:
     def begun(self, cell: Cell) -> None:
         self.waiting.remove(cell)
         task = self.bars.add_task(cell.title, total=cell.config.experiment.rounds, figures="")
-        self.running[cell] = _Running(self.clock(), task, Figures())
+        self.running[cell] = _Running(cell.title, cell.config.experiment.rounds, self.clock(), task)
         self._say(f"cell {self.of - len(self.waiting)} of {self.of}: {cell.title}{self.left()}")
 
     def round(self, cell: Cell, line: dict[str, Any]) -> None:
-        run, rounds, number = self.running[cell], cell.config.experiment.rounds, line["round"]
-        run.first = number if run.first is None else run.first  # one that is resumed has done some before
-        run.done = (number - run.first + 1) / (rounds - run.first + 1)
+        run = self.running[cell]
+        run.reached(line["round"])
         figures = run.figures(line)
-        self.bars.update(run.task, completed=number, figures=figures)
+        self.bars.update(run.task, completed=line["round"], figures=figures)
         self._speak()
-        if "personalized_loss" in line and not self.console.is_terminal:
-            self._say(f"{cell.title}: round {number} of {rounds}, {figures}")
+        said = None if self.console.is_terminal else run.said(line, figures, self.left(), self.clock())
+        if said is not None:
+            self._say(said)
 
     def ended(self, cell: Cell, result: Result) -> None:
         run = self.running.pop(cell, None)
@@ -176,7 +202,7 @@ class CellsProgress:
         def whole(cell: Cell) -> float:
             return totals.get(cell) or fmean(self.seconds.get(_like(cell), every))
 
-        rest = sum(map(whole, waiting)) + sum(max(0.0, whole(cell) - now + run.begun) for cell, run in running.items())
+        rest = sum(map(whole, waiting)) + sum(run.rest(now, whole(cell)) for cell, run in running.items())
         return f"; about {in_words(rest / min(self.at_once, len(waiting) + len(running)))} left"
 
     def _speak(self) -> None:
