@@ -1,6 +1,10 @@
 """The kernels of a stack compute what torch computes client by client; without a GPU, in Triton's interpreter."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -277,3 +281,16 @@ def test_tf32_is_as_near_as_torchs():
     torch.backends.cudnn.allow_tf32 = True
     for found, wanted in zip(both(), exactly, strict=True):
         assert 0 < (found - wanted).norm() / wanted.norm() < 2e-3
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the kernels run on the GPU that is here")
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_kernels_compile_for_gpus_which_the_interpreter_does_not_show(capability, tmp_path):
+    script = Path(__file__).with_name("compile_kernels.py")
+    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    compiling["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(script), capability], env=compiling, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["_convolve", "_correlate", "_pool", "_unpool"]
