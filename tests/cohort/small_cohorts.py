@@ -1,4 +1,4 @@
-"""Small federations with unequal clients, in double precision."""
+"""Small federations with unequal clients, in double precision if not asked otherwise."""
 
 from dataclasses import replace
 
@@ -13,7 +13,11 @@ from tailorfl.models import Network, build_module
 
 
 def image_data(
-    counts: list[int], shape: tuple[int, ...] = (1, 8, 8), tests: int = 3, classes: int = 4
+    counts: list[int],
+    shape: tuple[int, ...] = (1, 8, 8),
+    tests: int = 3,
+    classes: int = 4,
+    dtype: torch.dtype = torch.float64,
 ) -> FederatedData:
     """Clients with these numbers of training samples."""
     rows = sum(counts) + tests * len(counts)
@@ -30,8 +34,8 @@ def image_data(
         train=Ragged.from_lists(np.split(numbers[: bounds[-1]], bounds[:-1])),
         test=Ragged.from_lists(np.split(numbers[bounds[-1] :], len(counts))),
         validation=Ragged.from_lists([numbers[:0]] * len(counts)),
-        mean=data.mean.double(),
-        std=data.std.double(),
+        mean=data.mean.to(dtype),
+        std=data.std.to(dtype),
     )
 
 
@@ -43,13 +47,14 @@ def make_cohort(
     shape: tuple[int, ...] = (1, 8, 8),
     engine: Engine | None = None,
     augmentation: object = None,
+    dtype: torch.dtype = torch.float64,
     **options: object,
 ) -> Cohort:
     """A cohort of these clients (all by default), each with weights of its own."""
-    data = image_data(counts, shape)
+    data = image_data(counts, shape, dtype=dtype)
     torch.manual_seed(0)
     module = build_module(network, shape, data.num_classes) if isinstance(network, str) else network
-    net = Network(module.double(), "net")
+    net = Network(module.to(dtype), "net")
     ids = tuple(range(len(counts))) if clients is None else clients
     values = {}
     for name, tensor in net.initial().items():

@@ -1,5 +1,8 @@
 """CUDA graphs compute what step-by-step training computes."""
 
+import gc
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,9 +10,9 @@ from hypothesis import strategies as st
 from small_cohorts import close, make_cohort
 from torch import Tensor, nn
 
-from tailorfl.cohort import Engine
+from tailorfl.cohort import Engine, graphs
 from tailorfl.cohort.gradients import stacked_gradients
-from tailorfl.cohort.graphs import _load, _static_copy, roomy
+from tailorfl.cohort.graphs import GraphCache, _captured, _load, _static_copy, roomy
 from tailorfl.cohort.objective import Batch, Client, cross_entropy
 from tailorfl.cohort.training import Training
 from tailorfl.data import Augmentation
@@ -83,6 +86,31 @@ def test_a_network_that_cannot_be_captured_still_trains():
     assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
 
 
+def asking(client: Client, batch: Batch) -> Tensor:
+    """Makes a tensor on the host, which a graph cannot take from there, and a stack can."""
+    return cross_entropy(client, batch) * torch.tensor([2.0, 3.0]).to(batch.valid).sum()
+
+
+@needs_gpu
+def test_an_objective_that_cannot_be_captured_still_trains_a_stack():
+    cpu, gpu = make_cohort(UNEQUAL, "mlp", "stacked"), on_gpu(make_cohort(UNEQUAL, "mlp", "stacked"))
+    for objective in (asking, cross_entropy):  # and nothing is left of the capture that broke off
+        assert torch.allclose(cpu.fit(objective), gpu.fit(objective).cpu(), atol=1e-9)
+        assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
+
+
+@needs_gpu
+@pytest.mark.parametrize("batch_size", [0, 5])
+@pytest.mark.parametrize("network", ["cnn", "ppfe-cnn"])
+def test_single_precision_for_which_a_stack_has_kernels(network, batch_size, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    options = {"shape": (3, 16, 16), "dtype": torch.float32, "local_epochs": 2, "lr": 0.01, "batch_size": batch_size}
+    cpu = make_cohort(UNEQUAL, network, "one-by-one", **options)
+    gpu = on_gpu(make_cohort(UNEQUAL, network, "stacked", **options))
+    assert torch.allclose(cpu.fit(), gpu.fit().cpu(), rtol=1e-3)
+    assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-3)
+
+
 @needs_gpu
 def test_a_width_that_is_captured_after_a_run_that_filled_its_room():
     cpu = make_cohort([23, 23, 23, 12, 1], "mlp", "one-by-one", batch_size=4)
@@ -139,3 +167,70 @@ def test_tensors_with_room_train_like_those_without(batch_size, own_classes, aug
     assert torch.allclose(*losses, atol=1e-10)
     assert close(plain.values, roomier.values)
     assert sizes == [(45, 48) if batch_size == 0 else (5, 5)]
+
+
+# What a cache does around its programs, without a GPU.
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    """What a cache asks of a device that is not there."""
+    for name, answer in {"graph_pool_handle": object(), "Stream": None, "empty_cache": None,
+                         "mem_get_info": (100, 100), "memory_reserved": 0, "memory_allocated": 0}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+
+class Hungry:
+    """A program for which there is memory only where it is alone."""
+
+    made = 0
+
+    def __init__(self, *_: object) -> None:
+        Hungry.made += 1
+
+    def __del__(self) -> None:
+        Hungry.made -= 1
+
+    def run(self, training: Training) -> None:
+        if Hungry.made > 1:
+            raise torch.OutOfMemoryError("there is no memory left")
+
+
+def test_a_program_that_finds_no_memory_is_given_that_of_the_others(no_device, monkeypatch):
+    monkeypatch.setattr(graphs, "_Program", Hungry)
+    monkeypatch.setattr(graphs, "_key", lambda training: training)
+    cache = GraphCache(torch.device("cuda"), room=50)
+    cache.run("one", stacked_gradients)
+    cache.run("two", stacked_gradients)
+    assert list(cache.programs) == [(stacked_gradients, "two")]
+    cache.run("two", stacked_gradients)
+    assert Hungry.made == 1
+
+
+def test_where_nothing_can_be_given_up_the_lack_of_memory_is_told(no_device, monkeypatch):
+    monkeypatch.setattr(graphs, "_Program", Hungry)
+    monkeypatch.setattr(graphs, "_key", lambda training: training)
+    outside = Hungry()
+    with pytest.raises(torch.OutOfMemoryError):
+        GraphCache(torch.device("cuda"), room=50).run("one", stacked_gradients)
+    assert outside is not None
+
+
+def test_nothing_is_collected_during_a_capture_and_one_that_breaks_off_leaves_its_stream(monkeypatch):
+    streams = ["default"]
+
+    @contextmanager
+    def graph(*_: object, stream: str, **__: object):
+        streams.append(stream)
+        yield  # torch does not come back to the stream of before where a capture broke off
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    with pytest.raises(RuntimeError), _captured(None, None, "capturing"):  # noqa: PT012
+        assert not gc.isenabled()
+        assert streams[-1] == "capturing"
+        raise RuntimeError
+    assert streams[-1] == "default"
+    assert gc.isenabled()

@@ -2,7 +2,7 @@
 
 import logging
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tailorfl.cohort.gradients import Inputs, layout, single_gradients, stacked_gradients
-from tailorfl.cohort.graphs import GraphCache
+from tailorfl.cohort.gradients import Inputs, Kind, layout, single_gradients, stacked_gradients
+from tailorfl.cohort.graphs import GraphCache, free_memory
 from tailorfl.cohort.objective import Batch, Client
 from tailorfl.cohort.traces import TraceCache
 from tailorfl.cohort.training import Training
@@ -63,12 +63,12 @@ class Engine:
         self.fixed_stack_size = stack_size
         self.workers = workers or torch.get_num_threads()
         # What is free at the start: graphs that are kept take from it, and make room for others when it is used up.
-        self.memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-        self.graphs = GraphCache(int(self.memory * _GPU_MEMORY_SHARE)) if device.type == "cuda" else None
+        self.memory = free_memory(device) if device.type == "cuda" else 0
+        self.graphs = GraphCache(device, int(self.memory * _GPU_MEMORY_SHARE)) if device.type == "cuda" else None
         self.traces = TraceCache()
         self._pool: ThreadPoolExecutor | None = None
         self._plans: dict[int, Plan] = {}
-        self._uncaptured: set[int] = set()
+        self._uncaptured: set[Hashable] = set()  # networks and objectives that no graph can hold
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
 
@@ -122,7 +122,7 @@ class Engine:
         if not self.stacks(training.network):
             self._one_by_one(training)
         elif self.graphs is not None:
-            self.graphs.run(training, stacked_gradients)
+            self._by_graphs(self.graphs, training, stacked_gradients)
         else:
             with self._threads(training.network, len(training.samples.rows)):
                 self.traces.run(training)
@@ -184,19 +184,24 @@ class Engine:
             training.loss[client] = loss[0]
 
     def _run_alone(self, alone: Training) -> None:
-        """A client by itself: as a CUDA graph where the network can be captured, else step by step."""
         random = self._plans[id(alone.network)].random
-        if self.graphs is not None and not random and id(alone.network) not in self._uncaptured:
+        if self.graphs is not None and not random:
+            self._by_graphs(self.graphs, alone, single_gradients)
+        else:
+            _step_by_step(alone, single_gradients)
+
+    def _by_graphs(self, graphs: GraphCache, training: Training, kind: Kind) -> None:
+        """As CUDA graphs where network and objective can be captured, else step by step."""
+        key = id(training.network), training.objective
+        if key not in self._uncaptured:
             try:  # the values change only when all graphs are captured and have run
-                self.graphs.run(alone, single_gradients)
-                return
+                return graphs.run(training, kind)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # a network may ask for a value on the host, which no graph can give
-                log.info("%s runs without CUDA graphs: %s", alone.network.name, str(error).splitlines()[0])
-                self._uncaptured.add(id(alone.network))
-        gradients = single_gradients(alone.network, alone.objective)
-        alone.run(lambda active: alone.step(active, gradients))
+            except RuntimeError as error:  # something may ask for a value on the host, which no graph can give
+                log.info("%s runs without CUDA graphs: %s", training.network.name, str(error).splitlines()[0])
+                self._uncaptured.add(key)
+        _step_by_step(training, kind)
 
     def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
         _try_alone(network, sample)
@@ -212,6 +217,11 @@ class Engine:
         if self.device.type == "cpu" and _convolutional(network.module):
             return False, f": on a CPU convolutions are faster side by side, {self.workers} workers"
         return True, ""
+
+
+def _step_by_step(training: Training, kind: Kind) -> None:
+    gradients = kind(training.network, training.objective)
+    training.run(lambda active: training.step(active, gradients))
 
 
 def _use(device: torch.device) -> None:

@@ -31,6 +31,9 @@ Gradients = Callable[[Inputs], tuple[Values, Tensor]]
 In place of a gradient it may give back the velocity, with the gradient already added to it.
 """
 
+Kind = Callable[[Network, Objective], Gradients]
+"""Of all clients together, or of one: ``stacked_gradients``, or ``single_gradients``."""
+
 
 def stacked_gradients(network: Network, objective: Objective) -> Gradients:
     """All clients as one tensor program."""

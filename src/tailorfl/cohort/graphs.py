@@ -2,19 +2,18 @@
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tailorfl.cohort.gradients import Gradients, stacked_gradients
-from tailorfl.cohort.objective import Objective
+from tailorfl.cohort.gradients import Gradients, Kind, stacked_gradients
 from tailorfl.cohort.schedule import Schedule
 from tailorfl.cohort.traces import Program
 from tailorfl.cohort.training import Training
-from tailorfl.models.network import Network
 from tailorfl.models.slicing import leading
 
 
@@ -26,6 +25,13 @@ def roomy(number: int) -> int:
     return -(-number // step) * step
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that nobody uses, this process's own leavings included: runs that have ended leave cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
 class GraphCache:
     """The captured programs of one engine, the least recently used dropped first.
 
@@ -33,21 +39,32 @@ class GraphCache:
     ``capacity`` of them, and fewer where a new one would find less than ``room`` bytes free.
     """
 
-    def __init__(self, room: int, capacity: int = 48) -> None:
+    def __init__(self, device: torch.device, room: int, capacity: int = 48) -> None:
+        self.device = device
         self.room = room
         self.capacity = capacity
         self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # on which steps are captured
         self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
 
-    def run(self, training: Training, kind: Callable[[Network, Objective], Gradients]) -> None:
+    def run(self, training: Training, kind: Kind) -> None:
         """Train as ``training.run`` does, by replaying graphs of its steps."""
+        try:
+            return self._run(training, kind)
+        except torch.OutOfMemoryError:
+            if not self.programs:
+                raise
+        # Only here what the error held is free. The values are as they were: they change when all steps have run.
+        self.programs.clear()
+        gc.collect()
+        self._run(training, kind)
+
+    def _run(self, training: Training, kind: Kind) -> None:
         key = (kind, _key(training))
         program = self.programs.pop(key, None)
         if program is None:
             self._make_room()
-            if not self.programs:
-                self.pool = torch.cuda.graph_pool_handle()  # one that is in no graph's use cannot be taken up again
-            program = _Program(training, kind, self.pool)
+            program = _Program(training, kind, self.pool, self.stream)
         try:
             program.run(training)
         except BaseException:
@@ -56,19 +73,51 @@ class GraphCache:
         self.programs[key] = program  # only now: one that could not be captured is not kept
 
     def _make_room(self) -> None:
-        while len(self.programs) >= self.capacity or (self.programs and _free() < self.room):
+        while len(self.programs) >= self.capacity or (self.programs and self._free() < self.room):
             self.programs.popitem(last=False)
             gc.collect()
+        if not self.programs:
+            self.pool = torch.cuda.graph_pool_handle()  # one that is in no graph's use cannot be taken up again
+
+    def _free(self) -> int:
+        """Bytes that a new program could have: what no process has, and what graphs share and nobody uses now."""
+        torch.cuda.empty_cache()
+        device = self.device
+        return (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
+
+
+@contextmanager
+def _captured(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture what is launched within this scope."""
+    before, collects = torch.cuda.current_stream(), gc.isenabled()
+    gc.disable()  # a graph of a run before that is collected while another is captured breaks the capture off
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            yield
+    finally:
+        torch.cuda.set_stream(before)  # a capture that broke off leaves its own
+        if collects:
+            gc.enable()
 
 
 class _Program:
     """Static tensors with room for one shape of training, and a graph for each width of the shrinking stack."""
 
-    def __init__(self, training: Training, kind: Callable[[Network, Objective], Gradients], pool: Any) -> None:
+    def __init__(
+        self,
+        training: Training,
+        kind: Kind,
+        pool: Any,
+        stream: torch.cuda.Stream,
+    ) -> None:
         self.static = _static_copy(training)
         self.gradients = kind(training.network, training.objective)
         self.split = training.schedule.whole and kind is stacked_gradients
-        self.pool = pool
+        self.pool, self.stream = pool, stream
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.before: dict[int, torch.cuda.CUDAGraph] = {}  # what a width's steps have in common
 
@@ -103,15 +152,14 @@ class _Program:
     def _capture(self, width: int) -> torch.cuda.CUDAGraph:
         gradients = self._of_one_batch(width) if self.split else self.gradients
         # Two steps on a side stream first: libraries choose their kernels and allocate what a capture may not.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             for _ in range(2):
                 self.static.done.zero_()  # a run before this one has left it at its last step
                 self.static.step(width, gradients)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with _captured(graph, self.pool, self.stream):
             self.static.step(width, gradients)
         return graph
 
@@ -121,7 +169,7 @@ class _Program:
         program.of_one_batch(self.static.inputs(width))
         torch.cuda.synchronize()
         self.before[width] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.before[width], pool=self.pool):
+        with _captured(self.before[width], self.pool, self.stream):
             gradients = program.of_one_batch(self.static.inputs(width))
         self.before[width].replay()  # the capture alone computes nothing, and the steps before the next one read it
         return gradients
@@ -168,12 +216,6 @@ def _static_copy(training: Training) -> Training:
             whole=training.schedule.whole,
         ),
     )
-
-
-def _free() -> int:
-    """Bytes that a new program could have: what no process has, and what graphs share and nobody uses now."""
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _batch_size(training: Training) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from tailorfl.cohort.graphs import free_memory
 from tailorfl.models.network import Values
 
 
@@ -57,5 +58,4 @@ def store_device(device: torch.device, clients: int, bytes_per_client: int) -> t
     """The device if all clients' state takes at most a third of its free memory, else the host."""
     if device.type != "cuda":
         return device
-    free, _ = torch.cuda.mem_get_info(device)
-    return device if clients * bytes_per_client * 3 <= free else torch.device("cpu")
+    return device if clients * bytes_per_client * 3 <= free_memory(device) else torch.device("cpu")
