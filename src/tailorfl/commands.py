@@ -61,6 +61,7 @@ def compare(
     from tailorfl.study import compare as comparison
     from tailorfl.study.config import read_settings
     from tailorfl.study.tables import lines_table, paired_table, summary_table
+    from tailorfl.study.tidy import COMPARISON, CURVES
 
     show_log(quiet)
     names = [argument for argument in arguments or () if "=" not in argument]
@@ -80,9 +81,9 @@ def compare(
             out.print(lines_table(["method"], rows, seeds))
         if paired:
             out.print("", paired, sep="\n")
-        _written(folder, comparison.TABLE)
+        _written(folder, COMPARISON)
         folders = {line.title: [grid.path(line, seed) for seed in runs] for line, runs in found.items()}
-        _draw(lambda path: comparison.draw_curves(folders, path), folder / comparison.PLOT)
+        _draw(lambda path: comparison.draw_curves(folders, path), folder / CURVES)
         _page(folder, page)
     _end(grid.failed(), grid.notes)
 
@@ -108,7 +109,7 @@ def sweep(
     from tailorfl.study import sweep as sweeps
     from tailorfl.study.config import read_settings, shown
     from tailorfl.study.tables import lines_table
-    from tailorfl.study.tidy import RESULTS
+    from tailorfl.study.tidy import RESULTS, SWEPT
 
     show_log(quiet)
     (method, pairs), base = split_method(method, settings), read_settings([], config)
@@ -125,7 +126,7 @@ def sweep(
         out.print(lines_table(keys, rows, seeds))
         say(sweeps.choice(grid))
         _written(folder, RESULTS)
-        _draw(lambda path: sweeps.draw_sweep(grid, path), folder / sweeps.PLOT)
+        _draw(lambda path: sweeps.draw_sweep(grid, path), folder / SWEPT)
         _page(folder, page)
     _end(grid.failed(), grid.notes)
 
@@ -164,15 +165,14 @@ def reproduce(
     show_log(quiet)
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the study")
-    resume = resume and not force
+    way = way_of(data_dir, resume, force, loggers, jobs, together)
     planned = plan(study, studies.resumed_options(study, given, out_dir) if resume and out_dir else given)
     if options:
         return _show_cells(planned)
-    folder, way = out_dir or fresh(study.name), way_of(data_dir, resume, False, loggers, jobs, together)
+    folder = out_dir or fresh(study.name)
     if not resume:
         studies.check_folder(folder, force)
     with occupied(folder):
-        studies.begin(planned, folder, force)
         _reproduce(name, planned, folder, way, quiet, page)
 
 
@@ -227,7 +227,8 @@ def _reproduce(name: str, planned: "Plan", folder: Path, way: "Way", quiet: bool
         out.print(table)
     for line in claim_lines(outcome):
         say(line)
-    _written(folder, TABLE, RESULTS)
+    if not way.force or outcome.summaries:  # else what was there before still is
+        _written(folder, TABLE, RESULTS)
     if planned.recipe.kind != "table" and outcome.summaries:
         _draw(lambda path: draw(outcome, path), folder / picture_of(planned))
     if outcome.summaries:
@@ -260,6 +261,8 @@ def way_of(
     from tailorfl.study.cells import Way
     from tailorfl.study.loggers import find_logger
 
+    if resume and force:
+        raise UserError("--resume goes on with what is there, --force replaces it; allowed: one of the two")
     for name in loggers or ():
         find_logger(name)(Path())  # refused before anything runs
     return Way(data_dir, resume, force, jobs, together, tuple(loggers or ()))

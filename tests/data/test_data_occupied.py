@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailorfl.console import fresh, leave_no_empty_folders
-from tailorfl.data.occupied import is_occupied, occupied
+from tailorfl.data.occupied import is_occupied, locked, occupied
 from tailorfl.errors import UserError
 
 
@@ -26,6 +26,29 @@ def test_a_folder_in_use_is_refused_and_free_afterwards(tmp_path: Path) -> None:
     assert not is_occupied(folder)
     with occupied(folder):
         assert (folder / "result").is_file()
+
+
+def test_any_number_may_look_at_the_same_time(tmp_path: Path) -> None:
+    looking = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert locked(looking, 0, 0, shared=True)
+        assert not is_occupied(tmp_path)
+    finally:
+        os.close(looking)
+
+
+def test_a_folder_above_may_be_taken_away_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, calls = Path.mkdir, list[Path]()
+
+    def mkdir(path: Path, *rest: object, **more: object) -> None:
+        calls.append(path)
+        if len(calls) == 1:  # as where another command has just removed it
+            raise FileNotFoundError(path)
+        make(path, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with occupied(tmp_path / "runs" / "new"):
+        assert (tmp_path / "runs" / "new").is_dir()
 
 
 def test_folders_into_which_nothing_came_are_taken_away(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from tailorfl.cli import main
 from tailorfl.data.occupied import occupied
+from tailorfl.report import listing
 from tailorfl.report.serve import make_app
 
 HOME = "http://127.0.0.1"
@@ -109,7 +110,50 @@ def test_only_reading_is_possible_and_changes_nothing(root: Path, client: TestCl
 
 def test_a_page_of_another_site_cannot_ask_by_its_own_name(client: TestClient) -> None:
     assert client.get("/runs.json", headers={"Host": "evil.example"}).status_code == 400
-    assert client.get("/runs.json", headers={"Host": "localhost:8765"}).status_code == 200
+    for name in ("localhost:8765", "127.0.0.1", "[::1]:8765", "[::1]"):
+        assert client.get("/runs.json", headers={"Host": name}).status_code == 200
+    for name in ("[::2]:8765", "evil.example:127.0.0.1", "", "localhost.evil.example"):
+        assert client.get("/runs.json", headers={"Host": name}).status_code == 400
+
+
+def test_what_a_link_leads_to_is_not_given(root: Path, client: TestClient) -> None:
+    (root.parent / "secret.txt").write_text('{"round": 1, "loss": 0.625}\nsecret\n')
+    for name in ("error.txt", "rounds.jsonl", "summary.json"):
+        (root / "alone" / name).unlink(missing_ok=True)
+        os.symlink(root.parent / "secret.txt", root / "alone" / name)
+        answers = [client.get(address) for address in ("/runs.json", "/data.json?run=alone")]
+        assert answers[1].status_code == 404
+        assert f"{name} is a link" in answers[1].text
+        assert not any("secret\n" in answer.text or "0.625" in answer.text for answer in answers)
+        (root / "alone" / name).unlink()
+
+
+def test_a_study_is_sent_again_when_what_was_chosen_of_it_changes(root: Path, client: TestClient) -> None:
+    for address, file in (("/data.json?run=cmp", "options.yaml"), ("/runs.json", "results.csv")):
+        tag = client.get(address).headers["etag"]
+        (root / "cmp" / file).write_text("method,seed\n" if file == "results.csv" else "study: mine\n")
+        assert client.get(address, headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_a_run_that_has_not_changed_is_not_read_again(
+    root: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(names(client)) == 3
+    read = list[Path]()
+    monkeypatch.setattr(listing, "last_lines", lambda file: read.append(file) or [{}])
+    write_run(root / "alone", method="local", rounds=4, planned=9)
+    assert len(names(client)) == 3
+    assert read == [root / "alone" / "rounds.jsonl"]
+
+
+def test_the_last_line_of_a_run_is_found_however_long_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "rounds.jsonl"
+    for length in (0, 10, listing.LAST - 20, listing.LAST, 9 * listing.LAST):
+        lines = [{"round": number, "diverged": "x" * length} for number in (1, 2)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"round": 3, "half')
+        assert listing.last_lines(file)[-1] == lines[1]
+    file.write_text("half a line")
+    assert listing.last_lines(file) == [{}]
 
 
 def test_what_has_not_changed_is_not_sent_again(root: Path, client: TestClient) -> None:

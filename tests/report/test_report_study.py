@@ -154,7 +154,7 @@ def test_a_recipe_of_the_users_own_is_found_again_by_what_the_command_stores(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    begin(plan(find_recipe("mine.yaml"), {}), folder, force=False)
+    begin(plan(find_recipe("mine.yaml"), {}), folder)
     monkeypatch.chdir(folder)
     found = study_of(read_results([folder]))
     assert found is not None

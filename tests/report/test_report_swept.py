@@ -1,5 +1,6 @@
 """A sweep on the page, against numbers that were calculated by hand."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 from hand_runs import line, make_run, together
 
 from tailorfl.report.marks import Line, Plot
+from tailorfl.report.page import page_data
 from tailorfl.report.plots import plots_of
-from tailorfl.report.results import Results
+from tailorfl.report.results import Results, read_results
 from tailorfl.report.swept import choice_of
 
 
@@ -41,6 +43,35 @@ def test_one_key_has_test_and_validation_data_over_its_values(tmp_path: Path) ->
     assert (plot.x.label, plot.x.log, plot.x.ticks) == ("lr", True, (0.001, 0.1))
     assert choice_of(results.entries, False) == "best by validation accuracy: lr=0.1 (80.00 %, mean over 2 seeds)"
     assert choice_of(results.entries, True) == "best by validation loss: lr=0.1 (0.2, mean over 2 seeds)"
+
+
+def test_a_setting_that_came_to_nothing_is_neither_drawn_nor_chosen(tmp_path: Path) -> None:
+    entries = [(f"lr={lr}", [run(tmp_path / f"{lr}", lr, lr, lr=lr)]) for lr in (0.1, 0.2, 0.3)]
+    failed = tmp_path / "0.3/summary.json"
+    failed.write_text(json.dumps({**json.loads(failed.read_text()), "personalized_loss": None}))
+    results = together(*entries)
+    plot = over_settings(results)
+    assert plot is not None
+    assert [mark.x for mark in plot.marks if isinstance(mark, Line)] == [[0.1, 0.2], [0.1, 0.2]]
+    assert choice_of(results.entries, False) == "best by validation accuracy: lr=0.2 (20.00 %)"
+
+
+def test_a_setting_that_is_there_twice_is_drawn_as_the_mean(tmp_path: Path) -> None:
+    entries = [
+        (name, [run(tmp_path / name, test, lr=lr)]) for name, test, lr in (("a", 0.2, 1), ("b", 0.6, 1), ("c", 0.5, 2))
+    ]
+    plot = over_settings(together(*entries))
+    assert plot is not None
+    [line] = [mark for mark in plot.marks if isinstance(mark, Line)]
+    assert (line.x, line.y) == ([1, 2], pytest.approx([40, 50]))
+
+
+def test_only_what_a_sweep_has_written_is_chosen_from(tmp_path: Path) -> None:
+    for clients, validation in ((5, 0.5), (8, 0.75)):
+        run(tmp_path / "both" / str(clients), 0.5, validation, clients=clients)
+    assert page_data(read_results([tmp_path / "both"]))["choice"] == ""
+    (tmp_path / "both/results.csv").write_text("method,clients,seed\n")
+    assert "clients=8" in page_data(read_results([tmp_path / "both"]))["choice"]
 
 
 def test_of_several_keys_one_is_along_the_axis_and_the_others_are_lines(tmp_path: Path) -> None:

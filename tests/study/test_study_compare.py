@@ -37,11 +37,18 @@ METHODS = ("fedavg", "fedper", "local")
 
 
 def compare(
-    folder: Path, methods: tuple[str, ...] = METHODS, resume: bool = False, stop: Any = bool, **more: Any
+    folder: Path,
+    methods: tuple[str, ...] = METHODS,
+    resume: bool = False,
+    stop: Any = bool,
+    force: bool = False,
+    **more: Any,
 ) -> Grid:
     """The grid as far as it came."""
+    way = Way(resume=resume, force=force)
     grid = Grid(folder, *plan_comparison(methods, {**SMALL, "evaluate_every": 1, **more}))
-    grid.run(Way(resume=resume), Console(quiet=True), stop)
+    grid.check(way)
+    grid.run(way, Console(quiet=True), stop)
     return grid
 
 
@@ -169,6 +176,40 @@ def test_force_takes_away_the_runs_of_the_results_that_it_replaces_and_no_others
     assert study("compare", "fedavg", "local", "seeds=2", *quick, "--force")[0] == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["fedavg", "local", "mine"]
     assert (tmp_path / "out/mine/summary.json").is_file()
+
+
+@pytest.mark.parametrize("more", [{}, {"lr": 0.02}], ids=["same settings", "other settings"])
+def test_what_force_replaces_is_never_taken_for_new_where_it_is_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
+    compare(tmp_path)
+    old = tmp_path / "local/summary.json"
+    old.write_text(json.dumps({**json.loads(old.read_text()), "personalized_accuracy": 0.123}))
+    asked = iter([False, True])  # before the first method, after a round of it
+    compare(tmp_path, force=True, stop=lambda: next(asked, True), **more)
+    assert (tmp_path / "fedavg/checkpoints").is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fedavg"]
+    made = compare(tmp_path, resume=True, **more)
+    assert len(made.summaries) == 3
+    assert 0.123 not in [one["personalized_accuracy"] for one in made.summaries.values()]
+
+
+def test_force_loses_nothing_where_a_run_that_it_replaces_is_in_use(study: Tailor, tmp_path: Path) -> None:
+    quick = [*pairs(rounds=1), "-q", "--no-page", "--out", "out"]
+    assert study("compare", "fedavg", "local", *quick)[0] == 0
+    with occupied(tmp_path / "out/local"):
+        status, _, err = study("compare", "fedavg", "fedper", *quick, "--force")
+    assert (status, err) == (
+        2, "tailor: out/local is in use by another command; allowed: another --out, or to wait until it ends\n"
+    )  # fmt: skip
+    assert all((tmp_path / f"out/{method}/summary.json").is_file() for method in ("fedavg", "local"))
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "fedavg"), ("compare", "fedavg"), ("sweep", "fedavg", "lr=0.1,0.2"), ("reproduce", "ppfe/table1")]
+)
+def test_to_go_on_and_to_replace_at_once_is_refused(words: tuple[str, ...], study: Tailor, tmp_path: Path) -> None:
+    said = "tailor: --resume goes on with what is there, --force replaces it; allowed: one of the two\n"
+    assert study(*words, "--resume", "--force", "--out", "out") == (2, "", said)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_which_another_command_works_is_refused(study: Tailor, tmp_path: Path) -> None:

@@ -463,6 +463,21 @@ def test_force_replaces_a_study_and_nothing_else(tmp_path: Path, tailor: Tailor)
     assert (tmp_path / "mine/results.csv").read_text() == "precious"
 
 
+def test_force_keeps_a_study_where_nothing_can_run_in_its_place(tmp_path: Path, tailor: Tailor) -> None:
+    file = str(write(tmp_path))
+    small = ("methods=fedavg", "column=two", "rounds=1", "-q", "--no-page", "--out", "out")
+    assert tailor(file, *small, "seeds=1")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    status, out, err = tailor(file, *small, "seeds=2", "data=csv:nowhere.csv", "--force")
+    assert status == 1
+    assert "nowhere.csv" in err
+    assert "results:" not in out
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    assert tailor(file, *small, "seeds=2", "methods=fedper", "--force")[0] == 0
+    assert [line["row"] for line in result_lines(tmp_path / "out")] == ["fedper", "fedper"]
+    assert not (tmp_path / "out/two/fedavg").exists()
+
+
 SWEEP = {
     "title": "A sweep",
     "kind": "sweep",

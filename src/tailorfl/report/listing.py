@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,55 @@ from typing import Any
 from tailorfl.data.occupied import is_occupied
 from tailorfl.errors import UserError
 from tailorfl.report.results import read_options
-from tailorfl.report.runs import number, read_table, read_yaml
+from tailorfl.report.runs import number, read_table, read_yaml, text_of
 from tailorfl.report.tables import Cell, Head, Table, figure, word
-from tailorfl.study.run import CONFIG, ROUNDS, SUMMARY
+from tailorfl.study.run import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent
 from tailorfl.study.tidy import RESULTS
 
+MAIN = (CONFIG, ROUNDS, SUMMARY)
+FILES = (*MAIN, CLIENTS, CLASSES, MEASURES, NOTES, ERROR)  # that are read of a run
 MOST = 6  # methods that are named of a folder
 LAST = 65536  # bytes of a file in which its last line is looked for
 
 
-def list_runs(root: Path, runs: Sequence[Path]) -> dict[str, Any]:
+Stamps = tuple[tuple[int, int] | None, ...]  # of files: when changed, and how large
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run's files look like from outside, and whether a command works there."""
+
+    stamps: Stamps  # of FILES
+    trains: bool
+
+    @property
+    def changed(self) -> float:
+        """When one of the files that are always there last was, in seconds."""
+        return max((stamp[0] / 1e9 for stamp in self.stamps[: len(MAIN)] if stamp), default=0.0)
+
+
+def state_of(folder: Path) -> State:
+    stamps = stamps_of(folder / name for name in FILES)
+    return State(stamps, stamps[FILES.index(SUMMARY)] is None and is_occupied(folder))
+
+
+def stamps_of(files: Iterable[Path]) -> Stamps:
+    return tuple(map(_stamp, files))
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.lstat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def list_runs(root: Path, runs: Mapping[Path, State]) -> dict[str, Any]:
     """The runs below a folder, and the folders that hold several of them: comparisons, sweeps, studies."""
-    changed = {run: _changed(run) for run in runs}
-    tables = {"runs": _runs(root, changed), "folders": _folders(root, changed)}
+    tables = {"runs": _runs(root, runs), "folders": _folders(root, {run: state.changed for run, state in runs.items()})}
     return {"title": f"Runs: {root.name or root}", **{name: asdict(table) for name, table in tables.items()}}
 
 
@@ -44,12 +79,13 @@ RUN_HEADS = (
 )
 
 
-def _runs(root: Path, changed: Mapping[Path, float]) -> Table:
-    rows = tuple(_row(run, run.relative_to(root).as_posix(), at) for run, at in changed.items())
+def _runs(root: Path, runs: Mapping[Path, State]) -> Table:
+    rows = tuple(_row(run, run.relative_to(root).as_posix(), state) for run, state in runs.items())
     return Table("runs", "Runs", "", RUN_HEADS, rows)
 
 
-def _row(folder: Path, name: str, changed: float) -> tuple[Cell, ...]:
+@lru_cache(maxsize=4096)  # of many runs few change from one look to the next
+def _row(folder: Path, name: str, state: State) -> tuple[Cell, ...]:
     config, summary, lines = _mapping(folder / CONFIG), _mapping(folder / SUMMARY), last_lines(folder / ROUNDS)
     planned, done = (int(number(of.get(key)) or 0) for of, key in ((config, "rounds"), (lines[-1], "round")))
     tested = summary or next((line for line in reversed(lines) if "personalized_loss" in line), {})
@@ -59,18 +95,13 @@ def _row(folder: Path, name: str, changed: float) -> tuple[Cell, ...]:
         word(config.get("data", "")),
         _whole(summary.get("clients", config.get("clients"))),
         _whole(config.get("seed")),
-        word("done" if summary else "training" if is_occupied(folder) else "stopped"),
+        word("done" if summary else "training" if state.trains else "stopped"),
         Cell(str(done) if summary else f"{done} of {planned}", done),
         figure(number(tested.get("personalized_accuracy")), percent),
         figure(number(tested.get("personalized_loss")), as_number),
         figure(number(lines[-1].get("loss")), as_number),
-        Cell("", changed),  # in the browser's own time
+        Cell("", state.changed),  # in the browser's own time
     )
-
-
-def _changed(folder: Path) -> float:
-    files = [folder / name for name in (CONFIG, ROUNDS, SUMMARY)]
-    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 
 def _whole(value: Any) -> Cell:
@@ -120,11 +151,17 @@ def _some(names: Sequence[str]) -> str:
 
 def last_lines(file: Path) -> list[dict[str, Any]]:
     """The last whole lines of a file of JSON lines, without reading all of it; at least one, which may be empty."""
+    found, most = list[Any](), LAST
+    if file.is_symlink():
+        return [{}]
     try:
         with file.open("rb") as opened:
-            start = opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST))
-            lines = opened.read().split(b"\n")[:-1]
-        found = [json.loads(line) for line in lines[1 if start else 0 :]]  # the first is cut then
+            size = opened.seek(0, os.SEEK_END)
+            while not found and most < 2 * (size + LAST):  # a line may be longer than that
+                start = opened.seek(max(0, size - most))
+                lines = opened.read().split(b"\n")[:-1]
+                found = [json.loads(line) for line in lines[1 if start else 0 :]]  # the first is cut then
+                most *= 4
     except (OSError, ValueError):
         found = []
     return [line for line in found if isinstance(line, dict)] or [{}]
@@ -133,8 +170,8 @@ def last_lines(file: Path) -> list[dict[str, Any]]:
 def _mapping(file: Path) -> dict[str, Any]:
     """Of a JSON or YAML file; empty where it is not there or is being written."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = text_of(file)
         found = json.loads(text) if file.suffix == ".json" else read_yaml(text)
-    except (OSError, ValueError):
+    except (UserError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

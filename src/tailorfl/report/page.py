@@ -25,6 +25,7 @@ from tailorfl.report.swept import choice_of
 from tailorfl.report.tables import tables_of
 from tailorfl.study.grid import DIVERGED, diverged_updates
 from tailorfl.study.progress import Figures
+from tailorfl.study.tidy import RESULTS
 
 LARGEST = 6_000_000  # bytes of a page
 FEWEST = 25  # points of a line; fewer would hide what happened
@@ -52,7 +53,7 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
         "runs": len(results.runs),
         "progress": progress_of(results),
         "notes": [] if study else notes_of(results),  # a study has its own
-        "choice": "" if study else choice_of(results.entries, results.regression),
+        "choice": _choice(results),
         "study": None if study is None else asdict(study),
         "panels": [
             {
@@ -67,6 +68,12 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
     }
     rounded: dict[str, Any] = _rounded(data)
     return rounded
+
+
+def _choice(results: Results) -> str:
+    """Of a sweep, as the command says it: runs that lie beside each other are none."""
+    swept = not results.options and results.folder is not None and (results.folder / RESULTS).is_file()
+    return choice_of(results.entries, results.regression) if swept else ""
 
 
 def progress_of(results: Results) -> list[str]:

@@ -252,6 +252,8 @@ def read_table(file: Path, needed: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _bytes(file: Path) -> bytes:
+    if file.is_symlink():
+        raise UserError(f"{file} is a link, which may lead anywhere; allowed: the file itself")
     try:
         return file.read_bytes()
     except OSError as error:

@@ -3,22 +3,21 @@
 import hashlib
 import html
 import json
+import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from tailorfl.data.extras import import_extra
-from tailorfl.data.occupied import is_occupied
 from tailorfl.errors import UserError
-from tailorfl.report.listing import list_runs
+from tailorfl.report.listing import list_runs, stamps_of, state_of
 from tailorfl.report.page import library, page_data, shell
 from tailorfl.report.results import find_runs, read_results
-from tailorfl.study.run import CLASSES, CLIENTS, CONFIG, MEASURES, NOTES, ROUNDS, SUMMARY
+from tailorfl.study.tidy import OPTIONS, RESULTS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
-FILES = (CONFIG, ROUNDS, CLIENTS, CLASSES, MEASURES, NOTES, SUMMARY)  # that are read of a run
 PURPOSE, EXTRA = "tailor serve", "serve"
 # The pages bring their own scripts and styles and load nothing from anywhere else.
 POLICY = (
@@ -36,15 +35,29 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
     responses = import_extra("starlette.responses", EXTRA, PURPOSE)
     route = import_extra("starlette.routing", EXTRA, PURPOSE).Route
     middleware = import_extra("starlette.middleware", EXTRA, PURPOSE).Middleware
-    trusted = import_extra("starlette.middleware.trustedhost", EXTRA, PURPOSE).TrustedHostMiddleware
+
+    class Called:
+        """Answers who calls us by one of our names: a page of another site that leads to us by its own does not.
+
+        Starlette's own does not know the names of IPv6, which have colons in them.
+        """
+
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
+            known = scope["type"] != "http" or "*" in hosts or re.sub(r":\d+$", "", host) in hosts
+            answer = self.app if known else responses.PlainTextResponse("this is not my name", status_code=400)
+            await answer(scope, receive, send)
 
     def page(text: str) -> Any:
         headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
         return responses.HTMLResponse(text, headers=headers)
 
-    def changing(request: Any, folders: Sequence[Path], make: Callable[[], Any]) -> Any:
-        """What ``make`` gives, as JSON; nothing where the browser has it already."""
-        tag = f'"{state_of(folders)}"'
+    def changing(request: Any, state: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, as JSON; nothing where the browser has it already, which it has in the same state."""
+        tag = f'"{hashlib.sha256(repr(state).encode()).hexdigest()[:32]}"'
         if request.headers.get("if-none-match") == tag:
             return responses.Response(status_code=304, headers={"ETag": tag})
         text = json.dumps(make(), separators=(",", ":"), allow_nan=False)
@@ -56,8 +69,9 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
         return page(served(f"Runs: {root.name or root}", "runs.json", "index.js"))
 
     def runs(request: Any) -> Any:
-        found = find_runs(root)
-        return changing(request, found, lambda: list_runs(root, found))
+        states = {run: state_of(run) for run in find_runs(root)}
+        above = sorted({parent for run in states for parent in run.parents if root in parent.parents})
+        return changing(request, (states, written(above)), lambda: list_runs(root, states))
 
     def view(request: Any) -> Any:
         names = request.query_params.getlist("run")
@@ -66,8 +80,13 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
 
     def data(request: Any) -> Any:
         folders = chosen(root, request.query_params.getlist("run"))
-        inside = [run for folder in folders for run in find_runs(folder)]
-        return changing(request, inside, lambda: {**page_data(read_results(folders)), "home": "/"})
+        states = {run: state_of(run) for folder in folders for run in find_runs(folder)}
+        state = states, written(folders)
+        return changing(request, state, lambda: {**page_data(read_results(folders)), "home": "/"})
+
+    def written(folders: Sequence[Path]) -> Any:
+        """The stamps of what a command with several runs wrote there."""
+        return stamps_of(folder / name for folder in folders for name in (RESULTS, OPTIONS))
 
     def plotly(request: Any) -> Any:
         return responses.Response(library(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
@@ -79,7 +98,7 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
     return applications.Starlette(
         routes=[route(path, endpoint, methods=["GET"]) for path, endpoint in pages.items()],
         exception_handlers={UserError: refuse},
-        middleware=[middleware(trusted, allowed_hosts=list(hosts), www_redirect=False)],
+        middleware=[middleware(Called)],
     )
 
 
@@ -105,25 +124,6 @@ def chosen(root: Path, names: Sequence[str]) -> list[Path]:
 
 def _within(path: Path, root: Path) -> bool:
     return path == root or root in path.parents
-
-
-def state_of(folders: Iterable[Path]) -> str:
-    """Changes whenever a file of one of these runs does, or one that has not ended begins to train or is stopped."""
-    return hashlib.sha256(repr([(str(path), _now(path)) for path in folders]).encode()).hexdigest()[:32]
-
-
-def _now(folder: Path) -> tuple[dict[str, tuple[int, int] | None], bool]:
-    """The stamps of a run's files, and whether it trains."""
-    files = {name: _stamp(folder / name) for name in FILES}
-    return files, files[SUMMARY] is None and is_occupied(folder)
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 def serve(root: Path, host: str, port: int, ready: Callable[[str], None]) -> None:

@@ -61,15 +61,17 @@ def _line(name: str, style: int, entries: Sequence[Entry], along: str, key: str,
     found: dict[float, list[float]] = {}
     for entry in entries:
         if values := _figures(entry, key):
-            found[float(entry.first.config[along])] = [unit * value for value in values]
+            # The same setting may be there twice, in folders of their own.
+            found.setdefault(float(entry.first.config[along]), []).extend(unit * value for value in values)
     several = any(len(some) > 1 for some in found.values())
     bands = (over_seeds(list(found.values())),) if several else ()
     return Line(name, style, list(found), [fmean(some) for some in found.values()], bands)
 
 
 def _figures(entry: Entry, key: str) -> list[float]:
-    values = [number((run.summary or {}).get(key)) for run in entry.runs]
-    return [value for value in values if value is not None]
+    """Of its runs that have come to something."""
+    ended = [run.summary for run in entry.runs if run.summary and run.summary.get("personalized_loss") is not None]
+    return [value for value in (number(summary.get(key)) for summary in ended) if value is not None]
 
 
 def choice_of(entries: Sequence[Entry], regression: bool) -> str:

@@ -1,7 +1,7 @@
 """The cells of a study: runs that stand by themselves, one after the other, side by side, or together."""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +60,31 @@ class Watch(Protocol):
     def round(self, cell: Cell, line: dict[str, Any]) -> None: ...
 
     def ended(self, cell: Cell, result: Result) -> None: ...
+
+
+class Replacing:
+    """A watch that takes away what was there before, once a run in its place has come through a round.
+
+    Where nothing can run, nothing is lost. ``take_away`` is given the folders in which runs have begun.
+    """
+
+    def __init__(self, watch: Watch, take_away: Callable[[Collection[Path]], None]) -> None:
+        self.watch, self.take_away = watch, take_away
+        self.begun_in = set[Path]()
+        self.done = False
+
+    def begun(self, cell: Cell) -> None:
+        self.begun_in.add(cell.folder)
+        self.watch.begun(cell)
+
+    def round(self, cell: Cell, line: dict[str, Any]) -> None:
+        if not self.done:
+            self.take_away(self.begun_in)
+            self.done = True
+        self.watch.round(cell, line)
+
+    def ended(self, cell: Cell, result: Result) -> None:
+        self.watch.ended(cell, result)
 
 
 def run_cells(cells: Sequence[Cell], way: Way, watch: Watch, ended: Ended, stop: Stop = bool) -> bool:
@@ -149,6 +174,8 @@ def execute(
         keep_error(error, traceback.format_exc())
         return Failure(in_a_line(problem), refused=True)
     except (Exception, SystemExit) as problem:  # of the code, a plug-in or the machine: the other cells go on
+        if isinstance(problem.__context__, BrokenPipeError):  # nobody reads what is printed: the command ends
+            raise
         said = " ".join(str(problem).split())
         kept = keep_error(error, traceback.format_exc())
         return Failure(f"{type(problem).__name__}: {said}{f' (see {error})' if kept else ''}")

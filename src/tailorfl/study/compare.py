@@ -13,9 +13,7 @@ from tailorfl.study.config import Config, Experiment, configure
 from tailorfl.study.grid import Grid, Line, take_seeds
 from tailorfl.study.run import ROUNDS, read_lines
 from tailorfl.study.statistics import Paired, client_figures, holm, over_seeds, paired
-from tailorfl.study.tidy import STATISTICS, columns_of, flat, write_csv
-
-TABLE, PLOT = "comparison.csv", "comparison.png"
+from tailorfl.study.tidy import COMPARISON, STATISTICS, columns_of, flat, write_csv
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +46,8 @@ def configure_all(names: Sequence[str], settings: Mapping[str, Any]) -> list[Con
 
 def write_table(summaries: Sequence[dict[str, Any]], folder: Path) -> Path:
     """The summaries as one CSV file, a row a method; what is not one figure, such as stages, is in its summary only."""
-    write_csv([flat(summary) for summary in summaries], folder / TABLE)
-    return folder / TABLE
+    write_csv([flat(summary) for summary in summaries], folder / COMPARISON)
+    return folder / COMPARISON
 
 
 def over_runs(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,20 +1,33 @@
 """Runs set against each other: a line for each method or setting, and in it a run for each seed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
-from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, run_cells
+from tailorfl.study.cells import Cell, Failure, Replacing, Result, Way, check_folders, run_cells
 from tailorfl.study.config import Config
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import checked_seeds
-from tailorfl.study.run import CONFIG, remove
+from tailorfl.study.run import CONFIG, PAGE, remove
 from tailorfl.study.statistics import interval
-from tailorfl.study.tidy import OPTIONS, RESULTS, as_text, flat, read_csv, write_results
+from tailorfl.study.tidy import (
+    COMPARISON,
+    CURVES,
+    OPTIONS,
+    PARQUET,
+    RESULTS,
+    STATISTICS,
+    SWEPT,
+    as_text,
+    flat,
+    read_csv,
+    write_results,
+)
 
 # What is said of a line over its seeds, where it has it.
 ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accuracy", "personalized_accuracy_std")
@@ -71,6 +84,8 @@ class Grid:
                 raise UserError(f"{place} holds runs of several seeds; allowed: another --out, or several seeds")
         self._check_tables(way)
         check_folders(list(self.cells), way)
+        if way.force:
+            check_unused(self._there())
 
     def _check_tables(self, way: Way) -> None:
         """The tables of other results are not overwritten, and those that go on lose no line."""
@@ -92,15 +107,9 @@ class Grid:
 
     def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
-        replaced = self._replaced() if way.force else []
-
-        def ended(cell: Cell, result: Result) -> None:
-            while replaced and not isinstance(result, Failure):  # not before there is something in their place
-                remove(replaced.pop(), self.folder)
-            self._add(cell, result)
-
-        with CellsProgress(console, list(self.cells), way.jobs * way.together) as watch:
-            whole = run_cells(list(self.cells), way, watch, ended, stop)
+        with CellsProgress(console, list(self.cells), way.jobs * way.together) as progress:
+            watch = Replacing(progress, self._take_away) if way.force else progress
+            whole = run_cells(list(self.cells), way, watch, self._add, stop)
         reasons = {failure.reason for failure in self.failures.values()}
         if len(self.failures) == len(self.cells) and len(reasons) == 1:
             failure = next(iter(self.failures.values()))
@@ -108,13 +117,19 @@ class Grid:
                 raise UserError(failure.reason)
         return whole
 
-    def _replaced(self) -> list[Path]:
-        """The runs of the results that are there, but for those that are run again."""
+    def _there(self) -> set[Path]:
+        """The runs of the results that are there, and those that are in the place of ours."""
         path = self.folder / RESULTS
         named = [Path(row.get(FOLDER) or "..") for row in (read_csv(path) if path.is_file() else ())]
-        there = [self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts]
-        again = {cell.folder for cell in self.cells}
-        return [run for run in there if run not in again and (run / CONFIG).is_file()]
+        there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
+        return {run for run in there | {cell.folder for cell in self.cells} if (run / CONFIG).is_file()}
+
+    def _take_away(self, begun: Collection[Path]) -> None:
+        """Delete the results that are there, but for the runs that have begun."""
+        for run in self._there() - set(begun):
+            remove(run, self.folder)
+        for name in (RESULTS, PARQUET, STATISTICS, COMPARISON, CURVES, SWEPT, PAGE):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _add(self, cell: Cell, result: Result) -> None:
         if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result["diverged_updates"])):

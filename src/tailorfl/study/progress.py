@@ -244,6 +244,7 @@ class StopOnInterrupt:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.wanted:
+            self.console.print("stopped at once; --resume goes on from the last checkpoints")
             raise KeyboardInterrupt
         self.wanted = True
         self.console.print("stopping after this round; once more to stop at once")

@@ -1,7 +1,7 @@
 """Figures and tables of papers, measured again: what there is, its options, and its results on disk."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tailorfl.data.atomic import whole_file
+from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
 from tailorfl.study import cells, ridge
 from tailorfl.study.config import in_words, unknown_key
@@ -202,13 +203,21 @@ def resumed_options(recipe: Recipe, given: Mapping[str, Any], folder: Path) -> d
     return {**{key: stored.get(key) for key in Selection.model_fields}, **settings, **given}
 
 
-def begin(plan: Plan, folder: Path, force: bool) -> None:
-    """Store what is going to run; with ``force`` the runs of a study that is there are deleted first."""
-    if force:
-        for run in {path.parent for name in (CONFIG, ERROR) for path in folder.glob(f"*/*/seed-*/{name}")}:
-            remove(run, folder)
-        for name in (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan)):
-            (folder / name).unlink(missing_ok=True)
+def runs_in(folder: Path) -> set[Path]:
+    """The runs of a study that is there."""
+    return {path.parent for name in (CONFIG, ERROR) for path in folder.glob(f"*/*/seed-*/{name}")}
+
+
+def replace(plan: Plan, folder: Path, begun: Collection[Path]) -> None:
+    """Delete what another study has left there, but for the runs that have begun."""
+    for run in runs_in(folder) - set(begun):
+        remove(run, folder)
+    for name in (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan)):
+        (folder / name).unlink(missing_ok=True)
+
+
+def begin(plan: Plan, folder: Path) -> None:
+    """Store what is going to run."""
     with whole_file(folder / OPTIONS) as temporary:
         temporary.write_text(yaml.safe_dump(plan.options(), sort_keys=False))
 
@@ -220,16 +229,29 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         readers.setdefault(folder / cell.folder, []).append(cell)
     runs = [cells.Cell(own[0].title, own[0].config, path) for path, own in readers.items()]
     kept = cells.finished(runs, way)
+    begun = not way.force
+
+    def take_away(begun_in: Collection[Path]) -> None:
+        nonlocal begun
+        replace(plan, folder, begun_in)
+        begin(plan, folder)
+        begun = True
 
     def ended(run: cells.Cell, result: cells.Result) -> None:
         for cell in readers[run.folder]:
             outcome.take(cell, result)
-        if run not in kept:
+        if run not in kept and begun:
             write_all(outcome)
 
-    with CellsProgress(console, runs, way.jobs * way.together) as watch:
+    if begun:
+        begin(plan, folder)
+    else:
+        check_unused(runs_in(folder))
+    with CellsProgress(console, runs, way.jobs * way.together) as progress:
+        watch = cells.Replacing(progress, take_away) if way.force else progress
         whole = cells.run_cells(runs, way, watch, ended, stop)
-    write_all(outcome)
+    if begun:
+        write_all(outcome)
     return outcome if whole else None
 
 

@@ -478,7 +478,8 @@ def clear(folder: Path) -> None:
 
 def remove(run: Path, above: Path) -> None:
     """Delete what a run wrote, and the folders below this one that are empty then."""
-    clear(run)
+    with occupied(run):
+        clear(run)
     for emptied in (run, *run.parents):
         if emptied == above or any(emptied.iterdir()):
             break

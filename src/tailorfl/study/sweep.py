@@ -20,7 +20,6 @@ from tailorfl.study.tidy import STATISTICS, write_csv
 
 Name = TypeVar("Name")
 
-PLOT = "sweep.png"
 LONGEST = 120  # letters in the name of a folder
 HELD_OUT = "validation_fraction"
 
@@ -97,14 +96,6 @@ def swept_keys(lines: Sequence[Line]) -> list[str]:
     return [key for key in lines[0].settings if key != "method"]
 
 
-def best(grid: Grid) -> Line | None:
-    """The setting with the highest validation accuracy, of a regression the lowest loss there; never by test data.
-
-    None where there is no validation data. A setting of which a run is missing does not compete.
-    """
-    return next(iter(_leading(_competing(grid), grid.regression)), None)
-
-
 def _competing(grid: Grid) -> dict[Line, list[Any]]:
     """Of each setting of which no run is missing, what it is chosen by, for every seed."""
     measure = _measure(grid)
@@ -125,7 +116,10 @@ def _measure(grid: Grid) -> str:
 
 
 def best_of(values: Mapping[str, Sequence[float]], regression: bool) -> str:
-    """Which setting is best on validation data, in a line; empty where there are none."""
+    """Which setting has the highest accuracy on validation data, of a regression the lowest loss, in a line.
+
+    Empty where there are none. It is never chosen by test data.
+    """
     leading = _leading(values, regression)
     if not leading:
         return ""
