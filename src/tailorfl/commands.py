@@ -169,6 +169,8 @@ def reproduce(
     planned = plan(study, studies.resumed_options(study, given, out_dir) if resume and out_dir else given)
     if options:
         return _show_cells(planned)
+    if resume and out_dir:
+        studies.check_whole(planned, out_dir)
     folder = out_dir or fresh(study.name)
     if not resume:
         studies.check_folder(folder, force)

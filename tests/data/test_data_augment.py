@@ -24,6 +24,12 @@ def test_an_augmentation_is_read_from_a_list(text: str, expected: Augmentation) 
     assert bool(expected) == (text not in ("", "none"))
 
 
+def test_a_crop_beyond_the_image_is_refused() -> None:
+    Augmentation.parse("crop8").check(boxes=False, side=8)
+    with pytest.raises(UserError, match="augment=crop9: images are 8 pixels wide or high; allowed: crop1 to crop8"):
+        Augmentation.parse("crop9").check(boxes=False, side=8)
+
+
 @pytest.mark.parametrize("text", ["flop", "crop", "crop0", "crop-1", "flip,none", "flip,,rotate", "flip;rotate"])
 def test_an_unknown_augmentation_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"is not known; allowed: none, or a list of flip, cropPIXELS"):

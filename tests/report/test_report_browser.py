@@ -252,6 +252,29 @@ def test_a_live_run_is_listed_and_its_curve_grows_until_it_ends(browser: Any, se
     assert complaints(browser) == []
 
 
+def test_who_is_in_the_list_by_keyboard_stays_there_while_runs_go_on(browser: Any, served: tuple[Path, str]) -> None:
+    root, address = served
+    for number in range(40):
+        write_run(root / f"run{number:02}", "fedavg", rounds=2)
+    live = write_run(root / "live", "fedper", rounds=1, planned=3, finished=False)
+    open_page(browser, address)
+    box = browser.find_element("css selector", "#runs input[aria-label='pick run39']")
+    browser.execute_script("arguments[0].focus()", box)
+    where = "return [document.activeElement.getAttribute('aria-label'), document.getElementById('runs').scrollTop]"
+    before = browser.execute_script(where)
+    assert before[1] > 0
+    with (live / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(round_line(2, 0.5)) + "\n")
+    until(lambda: "2 of 3" in browser.find_element("id", "runs").text, "the next round")
+    assert browser.execute_script(where) == before
+    browser.execute_script("document.activeElement.click()")
+    browser.find_element("css selector", ".tools button").click()
+    until(lambda: "view" in browser.current_url, "the view")
+    browser.back()
+    until(lambda: "show 1 side" in browser.find_element("css selector", ".tools button").text, "what was picked")
+    assert complaints(browser) == []
+
+
 def test_runs_are_filtered_and_picked_to_be_seen_side_by_side(browser: Any, served: tuple[Path, str]) -> None:
     root, address = served
     for method in ("fedavg", "fedper", "local"):

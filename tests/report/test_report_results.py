@@ -311,7 +311,8 @@ def test_the_same_run_in_two_folders_is_told_apart_by_them(tmp_path: Path) -> No
     assert found == [("fedavg (a)", [0, 1]), ("fedavg (b)", [1, 2])]
     make_run(tmp_path / "x/demo/fedavg")
     make_run(tmp_path / "y/demo/fedavg")
-    assert labels(tmp_path / "x/demo", tmp_path / "y/demo") == ["fedavg (demo/fedavg)", "fedavg (demo/fedavg)'"]
+    assert labels(tmp_path / "x/demo", tmp_path / "y/demo") == ["fedavg (x/demo/fedavg)", "fedavg (y/demo/fedavg)"]
+    assert labels(tmp_path / "a/seed-1", tmp_path / "b/seed-1") == ["fedavg (a)", "fedavg (b)"]
 
 
 def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path) -> None:

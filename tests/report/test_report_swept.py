@@ -74,6 +74,12 @@ def test_only_what_a_sweep_has_written_is_chosen_from(tmp_path: Path) -> None:
     assert "clients=8" in page_data(read_results([tmp_path / "both"]))["choice"]
 
 
+def test_runs_that_differ_in_everything_are_no_sweep(tmp_path: Path) -> None:
+    entries = [(name, [run(tmp_path / name, 0.5, 0.5, lr=x, rounds=x, clients=x)]) for name, x in (("a", 1), ("b", 2))]
+    assert over_settings(together(*entries)) is None
+    assert choice_of(together(*entries).entries, False) == ""
+
+
 def test_of_several_keys_one_is_along_the_axis_and_the_others_are_lines(tmp_path: Path) -> None:
     entries = [
         (f"{lr}-{layers}", [run(tmp_path / f"{lr}-{layers}", lr * layers, lr=lr, personal_layers=layers, norm="all")])

@@ -145,6 +145,15 @@ def test_clients_that_diverged_or_are_new_are_not_compared(tmp_path: Path) -> No
     assert rows == [("50.00", "25.00"), ("-", "50.00"), ("50.00", "-")]
 
 
+def test_clients_of_another_federation_are_not_set_beside_those_of_the_first(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "a", served=served([0.5, 0.25]))
+    like = make_run(tmp_path / "b", served=served([0.75, 0.5]))
+    other = make_run(tmp_path / "c", served=[client("c0", 0.1, train=99), client("c1", 0.2)])
+    found = table(together(("a", [one]), ("b", [like]), ("c", [other])), "clients")
+    assert [head.name for head in found.heads] == ["client", "train", "test", "a", "b"]
+    assert "Left out, for their clients are others: c." in found.about
+
+
 @pytest.mark.parametrize("count", [1000, 1001])
 def test_the_table_of_clients_is_cut_at_a_thousand_and_says_so(tmp_path: Path, count: int) -> None:
     run = make_run(tmp_path / "a", served=served([0.5] * count))

@@ -8,7 +8,7 @@ import pytest
 from study_runs import Tailor, pairs
 
 from tailorfl.errors import UserError
-from tailorfl.study.gather import Figure, gather, markdown, merge, read_figures, scores_of, write_figures
+from tailorfl.study.gather import GATHERED, Figure, gather, markdown, merge, read_figures, scores_of, write_figures
 from tailorfl.study.recipe import recipes
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +114,17 @@ def test_studies_are_gathered_one_after_the_other(tailor: Tailor, study: Tailor,
     page = (tmp_path / "all.md").read_text()
     assert study("gather", "--to", "all")[0] == 0
     assert (tmp_path / "all.md").read_text() == page, "of the figures alone"
+
+
+def test_two_studies_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / name).mkdir()
+        write_figures([replace(ONE, value=value)], tmp_path / name / GATHERED)
+    with pytest.raises(UserError, match=r"a and .*b both have .*, seed 0, and differ; allowed: one of the two"):
+        gather([tmp_path / "a", tmp_path / "b"], tmp_path / "page")
+    gather([tmp_path / "a", tmp_path / "a"], tmp_path / "page")
+    gather([tmp_path / "b"], tmp_path / "page")
+    assert [one.value for one in read_figures(tmp_path / "page.csv")] == [2.0]
 
 
 def test_bad_input_is_one_line_and_nothing_is_written(study: Tailor, tmp_path: Path) -> None:

@@ -469,13 +469,42 @@ def test_force_keeps_a_study_where_nothing_can_run_in_its_place(tmp_path: Path, 
     assert tailor(file, *small, "seeds=1")[0] == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     status, out, err = tailor(file, *small, "seeds=2", "data=csv:nowhere.csv", "--force")
-    assert status == 1
+    assert (status, out) == (2, "")
     assert "nowhere.csv" in err
-    assert "results:" not in out
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     assert tailor(file, *small, "seeds=2", "methods=fedper", "--force")[0] == 0
     assert [line["row"] for line in result_lines(tmp_path / "out")] == ["fedper", "fedper"]
     assert not (tmp_path / "out/two/fedavg").exists()
+
+
+def test_where_no_cell_can_run_for_one_reason_nothing_is_written(tmp_path: Path, tailor: Tailor) -> None:
+    status, out, err = tailor(str(write(tmp_path)), "data=zz", "-q", "--out", "out")
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "zz" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_that_goes_on_loses_nothing_that_was_measured(tmp_path: Path, tailor: Tailor) -> None:
+    file = str(write(tmp_path))
+    small = ("rounds=1", "-q", "--no-page", "--out", "out")
+    assert tailor(file, *small, "methods=fedavg", "column=two", "seeds=2")[0] == 0
+    lines = result_lines(tmp_path / "out")
+    for narrower in (("seeds=1",), ("column=five",), ("methods=fedper",)):
+        status, _, err = tailor(file, "--resume", "-q", "--no-page", "--out", "out", *narrower)
+        assert status == 2
+        assert "out has two, fedavg, seed" in err
+        assert "allowed: to name all that it has, another --out" in err
+    assert result_lines(tmp_path / "out") == lines
+    assert tailor(file, "--resume", "-q", "--no-page", "--out", "out", "methods=fedper,fedavg")[0] == 0
+    assert len(result_lines(tmp_path / "out")) == 4
+
+
+def test_an_empty_selection_is_not_all(tmp_path: Path, tailor: Tailor) -> None:
+    for key in ("column", "methods"):
+        status, _, err = tailor(str(write(tmp_path)), f"{key}=", "--out", "out")
+        assert status == 2
+        assert f"{key}=: none is named; allowed: " in err
 
 
 SWEEP = {
@@ -488,6 +517,23 @@ SWEEP = {
     "seeds": [0, 1],
     "claims": [{"column": 1, "above": 3, "by": -200}],
 }
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"values": [0.1, 0.1]}, "values: [0.1, 0.1]: one is named twice; allowed: each value once"),
+        ({"seeds": [2**63]}, "allowed: how many, or a list of different numbers from 0 to 2^63 - 1"),
+    ],
+)
+def test_slips_in_a_sweep_of_ones_own_are_named(
+    changes: dict[str, Any], named: str, tmp_path: Path, tailor: Tailor
+) -> None:
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"studies": {"one": {**SWEEP, **changes}}}))
+    status, _, err = tailor("own.yaml", "--out", "out")
+    assert (status, named in " ".join(err.split())) == (2, True), err
+
+
 CURVES = {
     **SMALL,
     "kind": "curves",

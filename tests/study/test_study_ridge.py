@@ -326,7 +326,7 @@ def test_without_matplotlib_there_is_a_table_and_a_line(tailor: Tailor, monkeypa
         ("ppfe/figure3 noise=.inf", "noise=inf: input should be a finite number"),
         ("ppfe/figure3 penalties=[0,1]", "penalties=[0, 1]: input should be greater than 0"),
         ("ppfe/figure3 variances=[2,1]", "variances=[2, 1]: allowed: two numbers"),
-        ("ppfe/figure3 alphas=[1]", "alphas=[1]: a number is missing"),
+        ("ppfe/figure3 alphas=[1]", "alphas=[1]: a value is missing"),
         ("ppfe/figure3 personal=all", "personal=all: input should be 'blend' or 'coordinates'"),
         ("ppfe/figure3 --out file/study", "file is not a folder"),
         ("ppfe/figure3 --out file", "file exists"),

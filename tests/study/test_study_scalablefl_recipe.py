@@ -152,9 +152,10 @@ def test_a_run_that_fails_is_tried_once_for_all_columns(
     tried: list[Path] = []
     execute = cells.execute
     monkeypatch.setattr(cells, "execute", lambda cell, *rest: tried.append(cell.folder) or execute(cell, *rest))
-    status, _, err = tailor(str(write(tmp_path)), "data=mnist", "methods=local", "--out", "out")
+    file = str(write(tmp_path, cells={"local": {"average": {"data": "mnist"}}}))
+    status, _, err = tailor(file, "methods=local,scalablefl", "rounds=1", "-q", "--no-page", "--out", "out")
     assert status == 1
-    assert tried == [Path("out/average/local/seed-0")]
+    assert tried == [Path("out/average/local/seed-0"), Path("out/average/scalablefl/seed-0")]
     for column in SMALL["columns"]:
         assert f"not measured: {column}, local (seed 0): data=mnist needs" in err
 

@@ -53,8 +53,12 @@ class Augmentation:
     def __bool__(self) -> bool:
         return self != Augmentation()
 
-    def check(self, boxes: bool) -> None:
-        """Refuse what images with boxes, or without, cannot take."""
+    def check(self, boxes: bool, side: int | None = None) -> None:
+        """Refuse what images with boxes, or without, cannot take, nor those whose shorter side is so long."""
+        if side is not None and self.crop > side:
+            raise UserError(
+                f"augment=crop{self.crop}: images are {side} pixels wide or high; allowed: crop1 to crop{side}"
+            )
         words = ("crop", "rotate") if boxes else ("expand", "sample")
         wrong = [word for word in words if getattr(self, word)]
         if wrong and boxes:

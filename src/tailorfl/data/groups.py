@@ -27,7 +27,7 @@ class Group(BaseModel):
     clients: int = Field(ge=1)
     name: str | None = None  # its data, pixels and classes by default
     data: str | None = None
-    image_size: int | None = Field(None, ge=1)
+    image_size: int | None = Field(None, ge=1, le=4096)
     classes: int | tuple[int, ...] | None = None  # the first so many of the source, or their numbers; all by default
     partition: str | None = None
     classes_per_client: int | None = None

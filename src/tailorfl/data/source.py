@@ -23,7 +23,10 @@ class SourceOptions(BaseModel):
 
     seed: int = Field(0, description="of all randomness")
     image_size: int | None = Field(
-        None, ge=1, description="side in pixels to which images are resized; omniglot 28, voc and coco 256 unless set"
+        None,
+        ge=1,
+        le=4096,
+        description="side in pixels to which images are resized; omniglot 28, voc and coco 256 unless set",
     )
     client_folders: bool = Field(False, description="folder:PATH holds PATH/<client>/<class>/<image>")
     allow_partial: bool = Field(False, description="cifar10: go on with the training batches that are there")

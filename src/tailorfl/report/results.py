@@ -86,7 +86,8 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
     found = {run.folder: found[run.folder] for run in runs}
     places = {path: path.relative_to(folder) for path, folder in found.items()}
     if len(folders) > 1:
-        named = {path: Path(folder.name, places[path]) for path, folder in found.items()}
+        above = Path(os.path.commonpath([path.absolute().parent for path in found]))
+        named = {path: path.absolute().relative_to(above) for path in found}
         return Results(title or "Results", "several", label_runs(runs, named))
     [folder] = folders
     if list(found) == [folder]:

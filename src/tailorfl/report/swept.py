@@ -14,12 +14,13 @@ MOST_TICKS = 12
 
 
 def swept_keys(entries: Sequence[Entry]) -> list[str]:
-    """The keys in which entries of one method differ; none where there are several methods."""
+    """The keys in which entries of one method differ; none where there are several methods, or no grid of settings."""
     if len({entry.method for entry in entries}) != 1:
         return []
     settings = [settings_of(entry.first) for entry in entries]
     keys = dict.fromkeys(key for own in settings for key in own)
-    return [key for key in keys if any(own.get(key) != settings[0].get(key) for own in settings)]
+    differ = [key for key in keys if any(own.get(key) != settings[0].get(key) for own in settings)]
+    return differ if len(differ) < len(entries) else []  # two values of each of n keys are 2^n settings
 
 
 def over_settings(entries: Sequence[Entry], scale: Scale) -> Plot:
@@ -35,7 +36,12 @@ def over_settings(entries: Sequence[Entry], scale: Scale) -> Plot:
     far = bool(values) and logarithmic(values)
     ticks = tuple(sorted(values)) if len(values) <= MOST_TICKS else ()
     return Plot(
-        "settings", f"{what} over {along}", about, Axis(along, log=far, ticks=ticks), Axis(scale.label), drawn(lines)
+        "settings",
+        f"{what} over values of {along}",
+        about,
+        Axis(along, log=far, ticks=ticks),
+        Axis(scale.label),
+        drawn(lines),
     )
 
 

@@ -212,15 +212,26 @@ def _beside(entry: Entry, first: Entry, regression: bool) -> Any:
     return paired(mine, other)
 
 
+def _ended(entry: Entry) -> bool:
+    return any(run.clients for run in entry.runs)
+
+
+def _has_clients_of(entry: Entry, other: Entry) -> bool:
+    return entry is other or any(mine.is_like(theirs) for mine in entry.runs for theirs in other.runs)
+
+
 def _served(run: RunResult, regression: bool) -> dict[str, float]:
     found = {client.name: client.loss if regression else client.accuracy for client in run.served}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _clients(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
-    """A row a client, a column an entry; the clients of the first, and sizes if all have the same."""
+    """A row a client, a column an entry that has the clients of the first."""
     shown = as_number if regression else as_percent
-    base = next((run for entry in entries for run in entry.runs if run.clients), None)
+    first = next((entry for entry in entries if _ended(entry)), None)
+    base = next((run for run in first.runs if run.clients), None) if first else None
+    others = [entry.label for entry in entries if first and _ended(entry) and not _has_clients_of(entry, first)]
+    entries = [entry for entry in entries if entry.label not in others]
     ended = {entry.label: [_served(run, regression) for run in entry.runs if run.clients] for entry in entries}
     served = {label: over_seeds(found) if found else {} for label, found in ended.items()}
     everybody = base.served if base else []
@@ -242,5 +253,6 @@ def _clients(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
     )
     cut = f" {len(chosen):,} of {len(everybody):,} clients." if len(chosen) < len(everybody) else ""
     seeds = ", mean over seeds; sizes are those of the first seed" if _several_seeds(entries) else ""
-    about = f"After the last round{seeds}.{cut}"
+    left_out = f" Left out, for their clients are others: {', '.join(others)}." if others else ""
+    about = f"After the last round{seeds}.{cut}{left_out}"
     return Table("clients", "Clients", about, heads, rows, panel)

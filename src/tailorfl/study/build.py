@@ -125,7 +125,7 @@ def place_clients(config: Config, data: FederatedData, where: Callable[..., Plac
     augmentation = Augmentation.parse(experiment.augment)
     if augmentation and data.kind != "image":
         raise UserError(f"augment={experiment.augment}: {data.source} has no images; allowed: none")
-    augmentation.check(data.detection)
+    augmentation.check(data.detection, min(data.inputs.shape[-2:]) if data.kind == "image" else None)
     engine = Engine(device, experiment.engine, experiment.stack_size, experiment.workers)
     federation = where(
         config.method, network, data, engine, experiment.seed, experiment.rounds, augmentation or None, group_networks

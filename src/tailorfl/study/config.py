@@ -15,6 +15,8 @@ from tailorfl.errors import UserError
 from tailorfl.federation.selection import Selection
 from tailorfl.methods import Method, find_method
 
+LARGEST_SEED = 2**63 - 1  # as tables of numbers have room for
+
 
 class Experiment(PartitionOptions, SourceOptions):
     """Everything but the method: data, federation, network, evaluation, machine."""
@@ -46,7 +48,7 @@ class Experiment(PartitionOptions, SourceOptions):
     evaluate_last: int = Field(1, ge=1, description="rounds at the end that are evaluated one and all")
     target_accuracy: float | None = Field(None, gt=0, le=1, description="stop at this validation accuracy")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
-    seed: int = Field(0, ge=0, description="of all randomness")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="of all randomness")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
     engine: Mode = Field("auto", description="auto, stacked, one-by-one")
     stack_size: int | None = Field(None, ge=1, description="clients in one stack; default: as many as fit")
@@ -176,7 +178,7 @@ def in_words(message: str) -> str:
     """What pydantic says of a value, as a user of the command reads it."""
     text = message.removeprefix("Value error, ").replace("a valid tuple", "a list, for example [1, 5]")
     text = text.replace("Tuple should have", "allowed: a list of").replace(" after validation", "")
-    text = text.replace("Field required", "a number is missing")
+    text = text.replace("Field required", "a value is missing")
     return f"{text[0].lower()}{text[1:]}"
 
 

@@ -119,13 +119,27 @@ def gather(folders: Sequence[Path], to: Path) -> tuple[Path, Path]:
     if page.is_file() and not page.read_text(errors="replace").startswith(HEADING):
         raise UserError(f"{page} is another page; allowed: another --to")
     before = read_figures(table) if table.is_file() else []
-    figures = merge([*before, *(one for folder in folders for one in read_figures(folder))])
+    figures = merge([*before, *_read_all(folders)])
     if not figures:
         raise UserError(f"no study is named, and {table} is not there; allowed: folders of 'tailor reproduce'")
     write_figures(figures, table)
     with whole_file(page) as temporary:
         temporary.write_text(markdown(figures, table.name, page.with_name(GUIDE).is_file()))
     return table, page
+
+
+def _read_all(folders: Iterable[Path]) -> list[Figure]:
+    """Of several studies; of two that say different things of one cell, which is right cannot be known."""
+    found: dict[Any, tuple[Path, Figure]] = {}
+    for folder in folders:
+        for one in read_figures(folder):
+            before, other = found.setdefault(one.key, (folder, one))
+            if (one.value, one.moment, one.settings) != (other.value, other.moment, other.settings):
+                raise UserError(
+                    f"{before} and {folder} both have {one.study}, {one.row}, {one.column}, seed {one.seed}, "
+                    "and differ; allowed: one of the two"
+                )
+    return [one for _, one in found.values()]
 
 
 # The page.

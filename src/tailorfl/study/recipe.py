@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tailorfl.errors import UserError
 from tailorfl.methods import Method, find_method
-from tailorfl.study.config import Config, Experiment, configure, in_words, read_yaml, unknown_key
+from tailorfl.study.config import LARGEST_SEED, Config, Experiment, configure, in_words, read_yaml, unknown_key
 
 PACKAGED = Path(__file__).parent / "recipes"
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
@@ -172,6 +172,8 @@ class Recipe(BaseModel):
             if made.get("kind") != "sweep" or not made.get("over") or not isinstance(values, list) or "columns" in made:
                 raise ValueError("allowed: kind: sweep with over: KEY and values: [...], or another kind with columns")
             made["columns"] = {str(value): {made["over"]: value} for value in values}
+            if len(made["columns"]) < len(values):
+                raise ValueError(f"values: {values}: one is named twice; allowed: each value once")
         if isinstance(made.get("columns"), dict):
             made["columns"] = {str(name): column or {} for name, column in made["columns"].items()}
             _check_readers(made["columns"], "column", ("of", "measure"))
@@ -328,8 +330,8 @@ class Selection(BaseModel):
 
 def plan(recipe: Recipe, options: Mapping[str, Any]) -> Plan:
     """The cells of a recipe, checked: a key that only some of the methods have goes to those."""
-    columns = _chosen("column", options.get("column"), recipe.columns)
-    rows = _chosen("methods", options.get("methods"), recipe.rows)
+    columns = _chosen("column", options.get("column", ...), recipe.columns)
+    rows = _chosen("methods", options.get("methods", ...), recipe.rows)
     given = options.get("seeds")
     seeds = recipe.seeds if given is None else checked_seeds(given)
     changes = {key: value for key, value in options.items() if key not in Selection.model_fields}
@@ -411,8 +413,10 @@ def _fields_of_methods(recipe: Recipe) -> set[str]:
 
 def _chosen(key: str, value: Any, known: Mapping[str, Any]) -> Names:
     """Names of rows or columns, in the order of the recipe."""
-    if value is None:
+    if value is ...:
         return tuple(known)
+    if value is None:
+        raise UserError(f"{key}=: none is named; allowed: {', '.join(known)}, or without {key}= all of them")
     names = [str(name).strip() for name in value] if isinstance(value, list) else str(value).split(",")
     names = [name.strip() for name in names if name.strip()]
     unknown = [name for name in names if name not in known]
@@ -426,8 +430,11 @@ def checked_seeds(value: Any) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else None
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_SEEDS:
         listed = list(range(value))
-    if not listed or any(type(one) is not int or one < 0 for one in listed) or len(set(listed)) < len(listed):
-        raise UserError(f"seeds={value}: allowed: how many, or a list of different numbers from 0 on, such as [0,1]")
+    fit = listed and all(type(one) is int and 0 <= one <= LARGEST_SEED for one in listed)
+    if not listed or not fit or len(set(listed)) < len(listed):
+        raise UserError(
+            f"seeds={value}: allowed: how many, or a list of different numbers from 0 to 2^63 - 1, such as [0,1]"
+        )
     return tuple(listed)
 
 

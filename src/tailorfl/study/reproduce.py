@@ -22,7 +22,7 @@ from tailorfl.study.gather import GATHERED, figures_of, write_figures
 from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
-from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, check_writable, remove
+from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, SUMMARY, check_writable, remove
 from tailorfl.study.tidy import OPTIONS, PARQUET, RESULTS, STATISTICS
 
 Show = Callable[[int, int], None]  # steps done, of how many
@@ -200,7 +200,19 @@ def resumed_options(recipe: Recipe, given: Mapping[str, Any], folder: Path) -> d
     if changed:
         was = f"with {changed[0]}={settings[changed[0]]}" if changed[0] in settings else f"without {changed[0]}"
         raise UserError(f"{folder} was begun {was}; allowed: the same settings, another --out, --force to replace")
-    return {**{key: stored.get(key) for key in Selection.model_fields}, **settings, **given}
+    return {**{key: stored[key] for key in Selection.model_fields if key in stored}, **settings, **given}
+
+
+def check_whole(plan: Plan, folder: Path) -> None:
+    """Refuse to go on with a part of what was measured: its tables would lose the rest."""
+    planned = {folder / cell.folder for cell in plan.cells}
+    rest = sorted(run for run in runs_in(folder) - planned if (run / SUMMARY).is_file())
+    if rest:
+        column, row, seed = rest[0].relative_to(folder).parts
+        raise UserError(
+            f"{folder} has {column}, {row}, {seed.replace('-', ' ')} too; allowed: to name all that it has, "
+            "another --out"
+        )
 
 
 def runs_in(folder: Path) -> set[Path]:
@@ -223,13 +235,16 @@ def begin(plan: Plan, folder: Path) -> None:
 
 
 def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: cells.Stop) -> Outcome | None:
-    """Run what the cells are read from, each run once; None if it was stopped. Tables are written after each."""
+    """Run what the cells are read from, each run once; None if it was stopped. Tables are written after each.
+
+    Where all are refused for one reason, that is an error in what was asked for.
+    """
     outcome, readers = Outcome(plan, folder), dict[Path, list[Cell]]()
     for cell in plan.cells:
         readers.setdefault(folder / cell.folder, []).append(cell)
     runs = [cells.Cell(own[0].title, own[0].config, path) for path, own in readers.items()]
     kept = cells.finished(runs, way)
-    begun = not way.force
+    begun, failed = not way.force, list[cells.Failure]()
 
     def take_away(begun_in: Collection[Path]) -> None:
         nonlocal begun
@@ -238,11 +253,14 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         begun = True
 
     def ended(run: cells.Cell, result: cells.Result) -> None:
+        if isinstance(result, cells.Failure):
+            failed.append(result)
         for cell in readers[run.folder]:
             outcome.take(cell, result)
-        if run not in kept and begun:
+        if run not in kept and begun and outcome.summaries:
             write_all(outcome)
 
+    new = begun and not (folder / OPTIONS).is_file()
     if begun:
         begin(plan, folder)
     else:
@@ -250,6 +268,10 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
     with CellsProgress(console, runs, way.jobs * way.together) as progress:
         watch = cells.Replacing(progress, take_away) if way.force else progress
         whole = cells.run_cells(runs, way, watch, ended, stop)
+    if len(failed) == len(runs) and len({failure.reason for failure in failed}) == 1 and failed[0].refused:
+        if new:
+            (folder / OPTIONS).unlink()
+        raise UserError(failed[0].reason)
     if begun:
         write_all(outcome)
     return outcome if whole else None

@@ -1,6 +1,9 @@
 // The list of runs: filter, sort, pick some and see them side by side.
 
-const picked = new Set();
+const KEPT = "tailorfl-picked"; // while the window is open: one comes back from what was picked
+let kept = [];
+try { kept = JSON.parse(sessionStorage.getItem(KEPT) || "[]"); } catch { /* a browser may keep nothing */ }
+const picked = new Set(kept);
 const search = el("input", { type: "search", placeholder: "filter: words of a row, all of which must be there", "aria-label": "filter" });
 const compare = el("button", { type: "button" });
 const folders = el("section"), runs = el("section");
@@ -23,6 +26,7 @@ function choice(name) {
 }
 
 function count() {
+  try { sessionStorage.setItem(KEPT, JSON.stringify([...picked])); } catch { /* as above */ }
   compare.textContent = picked.size ? `show ${picked.size} side by side` : "pick runs to see them side by side";
   compare.disabled = !picked.size;
 }
@@ -47,7 +51,7 @@ function show(found) {
   for (const name of picked) if (!names.has(name)) picked.delete(name);
   document.querySelector("h1").textContent = document.title = found.title;
   document.getElementById("state").textContent = `${found.runs.rows.length} runs`;
-  draw();
+  keeping(draw);
   count();
   document.body.dataset.ready = "yes";
 }

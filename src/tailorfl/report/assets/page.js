@@ -242,17 +242,15 @@ function show(data) {
   const there = new Set(data.panels.flatMap((one) => one.plots.map((plot) => anchor("plot", plot.name))));
   for (const [id, card] of cards) if (!there.has(id)) { Plotly.purge(card.canvas); seen.unobserve(card.element); cards.delete(id); }
   headline(data);
-  const top = scrollY;
   const main = document.querySelector("main");
-  main.replaceChildren(
+  keeping(() => main.replaceChildren(
     ...(data.progress.length ? [el("ul", { id: "progress" }, ...data.progress.map((line) => el("li", {}, line)))] : []),
     ...(data.choice ? [el("p", { id: "choice" }, `${data.choice[0].toUpperCase()}${data.choice.slice(1)}.`)] : []),
     ...(data.notes.length ? [el("ul", { id: "notes" }, ...data.notes.map((line) => el("li", {}, line)))] : []),
     el("section", { id: "study" }, ...study(data)),
     ...data.panels.flatMap((one, place) => panel(one, place, data.panels.length > 1)),
     ...settings(data),
-  );
-  scrollTo({ top, behavior: "instant" });
+  ));
   for (const card of cards.values()) if (card.drawn && card.element.isConnected) Plotly.Plots.resize(card.canvas);
   document.body.dataset.ready = "yes";
 }

@@ -57,6 +57,22 @@ function tableOf(table, cell = (one) => one.text) {
     el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body));
 }
 
+// What is drawn anew stays where it was, and so does who is in it by keyboard.
+
+function keeping(redraw) {
+  const name = (one) => `${one.tagName} ${one.getAttribute("aria-label") || one.textContent}`;
+  const boxes = [...document.querySelectorAll("main .scroll")].map((one) => [one.id, one.scrollLeft, one.scrollTop]);
+  const focused = document.activeElement, top = scrollY;
+  const at = focused && focused.closest("main") && !focused.isContentEditable ? name(focused) : null;
+  redraw();
+  for (const [id, left, down] of boxes) document.getElementById(id)?.scrollTo({ left, top: down, behavior: "instant" });
+  if (at && !focused.isConnected) {
+    const again = [...document.querySelectorAll("main a, main button, main input")].find((one) => name(one) === at);
+    if (again) again.focus({ preventScroll: true });
+  }
+  scrollTo({ top, behavior: "instant" });
+}
+
 // Light or dark: as the system has it, until somebody chooses.
 
 const system = matchMedia("(prefers-color-scheme: dark)");
