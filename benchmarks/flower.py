@@ -49,7 +49,8 @@ from tailorfl.flower.launch import (
 )
 from tailorfl.flower.project import RunConfig, experiment_text, write_app
 from tailorfl.study.config import Config, configure
-from tailorfl.study.run import FEDERATION, Run
+from tailorfl.study.folder import FEDERATION
+from tailorfl.study.run import Run
 
 SMALL: Mapping[str, Any] = {
     "data": "digits",

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from tailorfl.study.config import configure
-from tailorfl.study.run import CLIENTS, Run
+from tailorfl.study.folder import CLIENTS
+from tailorfl.study.run import Run
 
 HOSPITALS = ("Ash", "Birch", "Cedar", "Elm", "Fir", "Oak")
 PATIENTS = 120

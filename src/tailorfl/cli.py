@@ -74,9 +74,9 @@ def run(
 ) -> None:
     """Train one method and write the results into a folder."""
     from tailorfl.study.config import configure, read_settings
+    from tailorfl.study.folder import CONFIG, is_run
     from tailorfl.study.grid import diverged_updates
     from tailorfl.study.progress import StopOnInterrupt
-    from tailorfl.study.run import CONFIG
     from tailorfl.study.tables import stage_table, summary_table
 
     show_log(quiet)
@@ -84,7 +84,7 @@ def run(
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the run")
     read = read_settings(pairs, config)
-    stored = read_settings([], out_dir / CONFIG) if resume and out_dir and (out_dir / CONFIG).is_file() else {}
+    stored = read_settings([], out_dir / CONFIG) if resume and out_dir and is_run(out_dir) else {}
     name = method or read.get("method") or stored.get("method")
     if not name and resume:
         raise UserError(f"{out_dir} holds no run to resume ({CONFIG} is missing)")

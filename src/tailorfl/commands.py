@@ -30,7 +30,7 @@ from tailorfl.report.commands import show_page
 if TYPE_CHECKING:
     from tailorfl.study.cells import Way
     from tailorfl.study.grid import Grid, Line
-    from tailorfl.study.recipe import Plan
+    from tailorfl.study.plan import Plan
     from tailorfl.study.reproduce import Study
 
 Force = Annotated[bool, typer.Option("--force", help="Replace runs that are there.")]
@@ -151,7 +151,8 @@ def reproduce(
     from tailorfl.data.occupied import occupied
     from tailorfl.study import reproduce as studies
     from tailorfl.study.config import read_settings
-    from tailorfl.study.recipe import Recipe, plan
+    from tailorfl.study.plan import plan
+    from tailorfl.study.recipe import Recipe
 
     if name is None:
         return out.print(studies.studies_table())
@@ -285,9 +286,9 @@ def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Seq
 def _measured(lines: "Sequence[Line]", seeds: tuple[int, ...], folder: Path, way: "Way", quiet: bool) -> "Grid":
     """Run all of a grid; if it is stopped, say how to go on."""
     from tailorfl.data.occupied import occupied
+    from tailorfl.study.folder import check_writable
     from tailorfl.study.grid import Grid
     from tailorfl.study.progress import StopOnInterrupt
-    from tailorfl.study.run import check_writable
 
     grid = Grid(folder, lines, seeds)
     check_writable(folder)

@@ -31,9 +31,10 @@ from tailorfl.models import networks
 from tailorfl.study.build import build
 from tailorfl.study.compare import configure_all
 from tailorfl.study.config import Experiment, configure, read_config, read_settings
-from tailorfl.study.recipe import Selection
+from tailorfl.study.folder import CLIENTS, CONFIG, ROUNDS, SUMMARY
+from tailorfl.study.plan import Selection
 from tailorfl.study.reproduce import STUDIES, read_options
-from tailorfl.study.run import CLIENTS, CONFIG, ROUNDS, SUMMARY, Run
+from tailorfl.study.run import Run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -36,7 +36,7 @@ from tailorfl.flower.launch import (
 )
 from tailorfl.flower.lock import alone
 from tailorfl.flower.project import RunConfig, read_run
-from tailorfl.study.run import FEDERATION
+from tailorfl.study.folder import FEDERATION
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
 

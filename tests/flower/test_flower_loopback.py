@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower")
 
 from tailorfl.flower.launch import marked
-from tailorfl.study.run import FEDERATION
+from tailorfl.study.folder import FEDERATION
 
 pytestmark = pytest.mark.slow
 TRIALS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "flower.py"))

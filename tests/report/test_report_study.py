@@ -11,7 +11,8 @@ from tailorfl.errors import UserError
 from tailorfl.report.page import page_data
 from tailorfl.report.results import read_results
 from tailorfl.report.study import StudyPart, study_of
-from tailorfl.study.recipe import find_recipe, plan
+from tailorfl.study.plan import plan
+from tailorfl.study.recipe_files import find_recipe
 from tailorfl.study.reproduce import begin
 
 RECIPE = """

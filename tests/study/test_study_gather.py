@@ -9,7 +9,7 @@ from study_runs import Tailor, pairs
 
 from tailorfl.errors import UserError
 from tailorfl.study.gather import GATHERED, Figure, gather, markdown, merge, read_figures, scores_of, write_figures
-from tailorfl.study.recipe import recipes
+from tailorfl.study.recipe_files import recipes
 
 ROOT = Path(__file__).parents[2]
 ONE = Figure("ppfe/table1", "ppfe", "cifar10-s2", 0, "", 90.0, "last", "", "some GPU", 60.0)

@@ -9,7 +9,9 @@ from study_runs import Said, Tailor
 
 from tailorfl.models import Network, build_module
 from tailorfl.study.outcome import judge, published_scores
-from tailorfl.study.recipe import Cell, in_percent, plan, recipes
+from tailorfl.study.plan import Cell, plan
+from tailorfl.study.recipe import in_percent
+from tailorfl.study.recipe_files import recipes
 
 STUDIES = {name.partition("/")[2]: recipe for name, recipe in recipes().items() if name.startswith("pmixfed/")}
 INPUTS = {"mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100)}

@@ -16,8 +16,10 @@ from tailorfl.errors import UserError
 from tailorfl.methods import find_method, methods
 from tailorfl.study.outcome import Outcome, comparisons, judge, published_scores
 from tailorfl.study.panels import _apart, _measures
+from tailorfl.study.plan import plan
 from tailorfl.study.progress import StopOnInterrupt
-from tailorfl.study.recipe import Recipe, find_recipe, plan, read_file, recipes
+from tailorfl.study.recipe import Recipe
+from tailorfl.study.recipe_files import find_recipe, read_file, recipes
 from tailorfl.study.statistics import holm, signed_rank
 
 # The packaged recipes.

@@ -15,7 +15,8 @@ from tailorfl.errors import UserError
 from tailorfl.models.scaling import depth, width_ratio
 from tailorfl.study import cells
 from tailorfl.study.outcome import Outcome, figure_of
-from tailorfl.study.recipe import find_recipe, plan, read_file, recipes
+from tailorfl.study.plan import plan
+from tailorfl.study.recipe_files import find_recipe, read_file, recipes
 
 # A small recipe with groups, whose columns read one run.
 

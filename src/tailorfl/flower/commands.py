@@ -81,7 +81,7 @@ def up(
     from tailorfl.flower.launch import check_port, program
     from tailorfl.flower.project import PROJECT, RunConfig, experiment_text, read_run, write_app
     from tailorfl.flower.roll import handed_over
-    from tailorfl.study.run import SUMMARY
+    from tailorfl.study.folder import SUMMARY
 
     show_log(quiet)
     if resume and out_dir is None:
@@ -247,7 +247,7 @@ class RoundTable:
     """The rounds of a run that writes them into a file: a live table on a terminal, lines elsewhere."""
 
     def __init__(self, console: Console, title: str, folder: Path, rounds: int) -> None:
-        from tailorfl.study.run import ROUNDS
+        from tailorfl.study.folder import ROUNDS
 
         self.console, self.title, self.rounds = console, title, rounds
         self.path = folder / ROUNDS
@@ -314,7 +314,7 @@ class RoundTable:
 
 def _place(folder: Path) -> Path:
     """Where a run's folder has what belongs to its processes, apart from its results."""
-    from tailorfl.study.run import FEDERATION
+    from tailorfl.study.folder import FEDERATION
 
     return folder / FEDERATION
 
@@ -356,7 +356,7 @@ def _check_unchanged(before: "Config", now: "Config") -> None:
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
-    from tailorfl.study.run import check_writable
+    from tailorfl.study.folder import check_writable
 
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; allowed: another --out, --resume to go on")
@@ -402,7 +402,7 @@ def _limits(**given: float | None) -> dict[str, Any]:
 
 
 def _show(folder: Path, out: Console) -> None:
-    from tailorfl.study.run import SUMMARY
+    from tailorfl.study.folder import SUMMARY
     from tailorfl.study.tables import summary_table
 
     out.print(summary_table([json.loads((folder / SUMMARY).read_text())]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tailorfl.data.atomic import durable_file
 from tailorfl.flower.outline import Site
-from tailorfl.study.run import FEDERATION
+from tailorfl.study.folder import FEDERATION
 
 SITES, MODELS = "sites.json", "models.json"  # who takes part, and who has its model at the end
 

@@ -24,7 +24,8 @@ from tailorfl.flower.project import RunConfig
 from tailorfl.flower.roll import MODELS, SITES, Roll, handed_over, served
 from tailorfl.study.build import Built, build_on, cast, latecomers
 from tailorfl.study.config import Config
-from tailorfl.study.run import CHECKPOINTS, CONFIG, FEDERATION, Run, restore
+from tailorfl.study.folder import CHECKPOINTS, FEDERATION, is_run
+from tailorfl.study.run import Run, restore
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def serve(grid: Grid, context: Context) -> dict[str, Any] | None:
 
 
 def _serve(grid: Grid, config: Config, options: ServerOptions) -> dict[str, Any] | None:
-    begun = (options.out / CONFIG).is_file()
+    begun = is_run(options.out)
     made: list[Built[OnFlower]] = []  # nothing, if the run had ended before
 
     def make(begun: bool) -> Built[OnFlower]:

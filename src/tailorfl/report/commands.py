@@ -29,7 +29,7 @@ def report(
     from tailorfl.report.figures import write_figures
     from tailorfl.report.page import write_page
     from tailorfl.report.results import read_results
-    from tailorfl.study.run import PAGE
+    from tailorfl.study.folder import PAGE
 
     results = read_results(folders, title)
     path = out_file or (folders[0] if len(folders) == 1 else Path()) / PAGE
@@ -72,7 +72,7 @@ def show_page(folder: Path) -> None:
     """The page at the end of a command; without the extra for it, the results are there all the same."""
     from tailorfl.report.page import write_page
     from tailorfl.report.results import read_results
-    from tailorfl.study.run import PAGE
+    from tailorfl.study.folder import PAGE
 
     try:
         write_page(read_results([folder]), folder / PAGE)

@@ -14,7 +14,7 @@ from tailorfl.errors import UserError
 from tailorfl.report.results import read_options
 from tailorfl.report.runs import number, read_table, read_yaml, text_of
 from tailorfl.report.tables import Cell, Head, Table, figure, word
-from tailorfl.study.run import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
+from tailorfl.study.folder import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent
 from tailorfl.study.tidy import RESULTS

@@ -12,7 +12,8 @@ import yaml
 
 from tailorfl.errors import UserError
 from tailorfl.report.runs import RunResult, natural, read_run, read_table, read_yaml, text_of
-from tailorfl.study.run import CHECKPOINTS, CONFIG, EXPORTS, FEDERATION, MAY_CHANGE
+from tailorfl.study.folder import CHECKPOINTS, CONFIG, EXPORTS, FEDERATION, is_run
+from tailorfl.study.run import MAY_CHANGE
 from tailorfl.study.tidy import OPTIONS, RESULTS
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def find_runs(folder: Path, deepest: int = DEEPEST) -> list[Path]:
 
 
 def _runs_below(folder: Path, deepest: int) -> Iterator[Path]:
-    if (folder / CONFIG).is_file():
+    if is_run(folder):
         yield folder
     elif deepest:
         with os.scandir(folder) as entries:

@@ -14,16 +14,7 @@ from typing import Any
 import yaml
 
 from tailorfl.errors import UserError
-from tailorfl.study.run import (
-    CLASSES,
-    CLIENTS,
-    CONFIG,
-    ERROR,
-    MEASURES,
-    NOTES,
-    ROUNDS,
-    SUMMARY,
-)
+from tailorfl.study.folder import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
 
 Notes = dict[int, dict[str, dict[str, float]]]  # round, client, name
 

@@ -12,7 +12,7 @@ from tailorfl.errors import UserError
 from tailorfl.report.results import Entry, Results, shown
 from tailorfl.study.compare import configure_all
 from tailorfl.study.config import Config, Experiment, configure
-from tailorfl.study.recipe import recipes
+from tailorfl.study.recipe_files import recipes
 from tailorfl.study.sweep import plan_sweep
 
 Settings = dict[str, Any]

@@ -10,7 +10,8 @@ from tailorfl.report.results import Results
 from tailorfl.report.runs import RunResult
 from tailorfl.report.tables import Cell, Head, Table, word
 from tailorfl.study.outcome import Outcome, beside, figure, grounds, heading, verdicts
-from tailorfl.study.recipe import Plan, Recipe, Selection, plan
+from tailorfl.study.plan import Plan, Selection, plan
+from tailorfl.study.recipe import Recipe
 from tailorfl.study.reproduce import find_study
 
 

@@ -12,8 +12,9 @@ from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError, in_a_line
 from tailorfl.federation.in_process import InProcess
 from tailorfl.study.config import Config
+from tailorfl.study.folder import ERROR, SUMMARY
 from tailorfl.study.loggers import Logs
-from tailorfl.study.run import ERROR, SUMMARY, Run
+from tailorfl.study.run import Run
 
 
 @dataclass(frozen=True, eq=False)

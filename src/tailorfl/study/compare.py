@@ -10,8 +10,8 @@ from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.methods import find_method
 from tailorfl.study.config import Config, Experiment, configure
+from tailorfl.study.folder import ROUNDS, read_lines
 from tailorfl.study.grid import Grid, Line, take_seeds
-from tailorfl.study.run import ROUNDS, read_lines
 from tailorfl.study.statistics import Paired, client_figures, holm, over_seeds, paired
 from tailorfl.study.tidy import COMPARISON, STATISTICS, columns_of, flat, write_csv
 

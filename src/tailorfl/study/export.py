@@ -33,7 +33,9 @@ from tailorfl.models import Network
 from tailorfl.models.reduction import parameters
 from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
-from tailorfl.study.run import CHECKPOINTS, CONFIG, EXPORTS, PARTITION, finite, restore
+from tailorfl.study.folder import CHECKPOINTS, CONFIG, EXPORTS, PARTITION, is_run
+from tailorfl.study.run import restore
+from tailorfl.study.summary import finite
 
 TENSORS, PROGRAM, ABOUT, VOCABULARY = "model.safetensors", "model.pt2", "model.json", "vocabulary.txt"
 FORMAT = "tailorfl model 2"
@@ -181,7 +183,7 @@ def export(
 
 def read_run(folder: Path) -> tuple[Config, tuple[str, ...]]:
     """The configuration of a run, and its clients' names."""
-    if not (folder / CONFIG).is_file():
+    if not is_run(folder):
         raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: a folder that 'tailor run' has written")
     return read_config(folder / CONFIG), load_partition(folder / PARTITION).names
 

@@ -8,7 +8,8 @@ from typing import Any
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
 from tailorfl.study.outcome import Outcome, Scores, beside, figure, judged, moment, settings_of, verdict_line
-from tailorfl.study.recipe import Moment, Point, Recipe, recipes
+from tailorfl.study.recipe import Moment, Point, Recipe
+from tailorfl.study.recipe_files import recipes
 from tailorfl.study.tidy import read_csv, write_csv
 
 GATHERED = "figures.csv"  # of a study: a line for each cell and seed

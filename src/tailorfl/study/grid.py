@@ -11,9 +11,9 @@ from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
 from tailorfl.study.cells import Cell, Failure, Replacing, Result, Way, check_folders, run_cells
 from tailorfl.study.config import Config
+from tailorfl.study.folder import CONFIG, PAGE, is_run, remove
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import checked_seeds
-from tailorfl.study.run import CONFIG, PAGE, remove
 from tailorfl.study.statistics import interval
 from tailorfl.study.tidy import (
     COMPARISON,
@@ -78,7 +78,7 @@ class Grid:
         """Refuse what cannot be written or would be mixed, before anything runs."""
         for line in self.lines:
             place, several = self.folder / line.name, len(self.seeds) > 1
-            if several and (place / CONFIG).is_file():
+            if several and is_run(place):
                 raise UserError(f"{place} holds a run of one seed; allowed: another --out, or one seed")
             if not several and any(place.glob(f"seed-*/{CONFIG}")):
                 raise UserError(f"{place} holds runs of several seeds; allowed: another --out, or several seeds")
@@ -122,7 +122,7 @@ class Grid:
         path = self.folder / RESULTS
         named = [Path(row.get(FOLDER) or "..") for row in (read_csv(path) if path.is_file() else ())]
         there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
-        return {run for run in there | {cell.folder for cell in self.cells} if (run / CONFIG).is_file()}
+        return {run for run in there | {cell.folder for cell in self.cells} if is_run(run)}
 
     def _take_away(self, begun: Collection[Path]) -> None:
         """Delete the results that are there, but for the runs that have begun."""

@@ -19,7 +19,7 @@ from tailorfl.data.extras import import_extra
 from tailorfl.data.reason import reason
 from tailorfl.errors import UserError
 from tailorfl.study.config import Config
-from tailorfl.study.run import MLFLOW, MLFLOW_STORE, ROUNDS, TENSORBOARD, read_lines
+from tailorfl.study.folder import MLFLOW, MLFLOW_STORE, ROUNDS, TENSORBOARD, read_lines
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.study.export import one_client, read_run
-from tailorfl.study.run import NOTES
+from tailorfl.study.folder import NOTES
 from tailorfl.study.tidy import read_csv
 
 Notes = dict[int, dict[str, dict[str, float]]]  # round, client, name

@@ -14,7 +14,8 @@ from tailorfl.study.cells import Failure, Result
 from tailorfl.study.compare import evaluated_rounds
 from tailorfl.study.config import shown
 from tailorfl.study.grid import diverged_updates, names_and_seeds, refused
-from tailorfl.study.recipe import Cell, Claim, Moment, Plan, Point, Recipe, best_of, folder_of
+from tailorfl.study.plan import Cell, Plan
+from tailorfl.study.recipe import Claim, Moment, Point, Recipe, best_of, folder_of
 from tailorfl.study.run import MAY_CHANGE
 from tailorfl.study.statistics import client_figures, holm, interval, over_seeds, paired
 from tailorfl.study.tables import probability

@@ -9,9 +9,10 @@ from typing import Any
 
 from tailorfl.data.extras import picture
 from tailorfl.study.compare import COLOURS, STYLES, legend_below
+from tailorfl.study.folder import MEASURES
 from tailorfl.study.outcome import BEST, Outcome, unit
-from tailorfl.study.recipe import Plan, folder_of
-from tailorfl.study.run import MEASURES
+from tailorfl.study.plan import Plan
+from tailorfl.study.recipe import folder_of
 from tailorfl.study.tidy import read_csv
 
 CLOSEST = 0.04  # of a picture's width, between two values of a sweep

@@ -1,21 +1,16 @@
 """Recipes: a table or figure that consists of training runs, written down in YAML beside its published figures."""
 
-import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tailorfl.errors import UserError
-from tailorfl.methods import Method, find_method
-from tailorfl.study.config import LARGEST_SEED, Config, Experiment, configure, in_words, read_yaml, unknown_key
+from tailorfl.study.config import LARGEST_SEED
 
-PACKAGED = Path(__file__).parent / "recipes"
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
 ACCURACY = "personalized_accuracy"
 MOST_SEEDS = 10_000
@@ -287,144 +282,6 @@ def best_of(measure: str) -> Callable[[Iterable[float]], float] | None:
     return min if name.endswith("loss") else None
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One figure of a recipe, and the run that it is read from."""
-
-    row: str
-    column: str
-    seed: int
-    config: Config
-    given: Settings  # what the recipe and the command set; all else has its default
-    title: str  # of the run
-    folder: Path  # within the study's; several rows and columns may read one run
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The part of a recipe that is to be measured, with what the command changes."""
-
-    recipe: Recipe
-    columns: Names
-    rows: Names
-    seeds: tuple[int, ...]
-    changes: Settings
-    cells: tuple[Cell, ...]
-    figure: Moment = "last"
-
-    def options(self) -> dict[str, Any]:
-        """As it is stored beside the results, and given to ``plan`` again."""
-        chosen = {"column": list(self.columns), "methods": list(self.rows), "seeds": list(self.seeds)}
-        file = {"file": self.recipe.file} if self.recipe.file else {}
-        return {"study": self.recipe.name, **file, **chosen, "figure": self.figure, "settings": self.changes}
-
-
-class Selection(BaseModel):
-    """What a command may say of a recipe, beside the keys of experiments and methods."""
-
-    column: str | None = Field(None, description="columns, for example A,B; all by default")
-    methods: str | None = Field(None, description="rows, for example fedavg,fedper; all by default")
-    seeds: str | None = Field(None, description="a number of seeds, or a list such as [3,4]; the recipe's by default")
-    figure: str | None = Field(None, description="last, or best: of the round that is best on test data")
-
-
-def plan(recipe: Recipe, options: Mapping[str, Any]) -> Plan:
-    """The cells of a recipe, checked: a key that only some of the methods have goes to those."""
-    columns = _chosen("column", options.get("column", ...), recipe.columns)
-    rows = _chosen("methods", options.get("methods", ...), recipe.rows)
-    given = options.get("seeds")
-    seeds = recipe.seeds if given is None else checked_seeds(given)
-    changes = {key: value for key, value in options.items() if key not in Selection.model_fields}
-    kinds = {row: find_method(recipe.rows[row].method) for row in rows}
-    _check_changes(recipe, changes, kinds)
-    cells = [_cell(recipe, row, column, seed, kinds, changes) for seed, column, row in _orders(seeds, columns, rows)]
-    chosen = Plan(recipe, columns, rows, seeds, changes, tuple(cells), options.get("figure") or recipe.figure)
-    _check_figure(chosen)
-    return chosen
-
-
-def _check_figure(plan: Plan) -> None:
-    if plan.figure not in get_args(Moment):
-        raise UserError(f"figure={plan.figure}: allowed: {', '.join(get_args(Moment))}")
-    if plan.figure == "best":
-        try:
-            plan.recipe.check_best(plan.rows, plan.columns)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        once = [cell for cell in plan.cells if cell.config.experiment.evaluate_every == 0]
-        if once:
-            raise UserError(
-                f"figure=best: {once[0].title} is evaluated in the end only; allowed: an evaluate_every of 1 or more"
-            )
-
-
-def _orders(seeds: Sequence[int], columns: Names, rows: Names) -> Iterator[tuple[int, str, str]]:
-    """Seed by seed: a study that is stopped half-way then has a whole table of fewer seeds."""
-    return ((seed, column, row) for seed in seeds for column in columns for row in rows)
-
-
-def _cell(
-    recipe: Recipe, row: str, column: str, seed: int, kinds: Mapping[str, type[Method]], changes: Settings
-) -> Cell:
-    kind, others = kinds[row], _fields_of_methods(recipe)
-
-    def reaches(key: str, elsewhere: set[str]) -> bool:
-        # What nobody has goes on to `configure`, which refuses it.
-        return key in Experiment.model_fields or key in kind.model_fields or key not in elsewhere
-
-    run, place = recipe.run_of(row, column)
-    common = {"evaluate_last": recipe.last, **recipe.settings, **recipe.columns[place].settings}
-    common = {key: value for key, value in common.items() if reaches(key, others)}
-    own = {**recipe.rows[run].settings, **recipe.cells.get(run, {}).get(place, {})}
-    chosen = {key for one in kinds.values() for key in one.model_fields}
-    changed = {key: value for key, value in changes.items() if reaches(key, chosen)}
-    given = {**common, **own, **changed}
-    try:
-        config = configure(recipe.rows[row].method, {**given, "seed": seed})
-        title = f"{recipe.place(place)}, {run}, seed {seed}"
-        return Cell(row, column, seed, config, given, title, folder_of(recipe, row, column, seed))
-    except UserError as error:
-        raise UserError(f"{recipe.name}, {column}, {row}: {error}") from error
-
-
-def _check_changes(recipe: Recipe, changes: Settings, kinds: Mapping[str, type[Method]]) -> None:
-    instead = {"seed": "seeds=[...]", "method": "methods=ROW,ROW", recipe.over: "column=VALUE,VALUE"}
-    for key in changes:
-        if key in instead:
-            raise UserError(f"{key}={changes[key]}: cells of {recipe.name} differ in it; allowed: {instead[key]}")
-    known = [*Experiment.model_fields, *dict.fromkeys(key for kind in kinds.values() for key in kind.model_fields)]
-    allowed = [*Selection.model_fields, *known]
-    see = f"tailor reproduce {recipe.name} --options"
-    problems = [unknown_key(key, recipe.name, allowed, see) for key in changes if key not in known]
-    if problems:
-        raise UserError("; ".join(problems))
-
-
-def _fields_of_methods(recipe: Recipe) -> set[str]:
-    """The keys of all methods in the recipe, chosen or not; one that is not installed has none here."""
-    found: set[str] = set()
-    for row in recipe.rows.values():
-        try:
-            found |= set(find_method(row.method).model_fields)
-        except UserError:
-            continue
-    return found
-
-
-def _chosen(key: str, value: Any, known: Mapping[str, Any]) -> Names:
-    """Names of rows or columns, in the order of the recipe."""
-    if value is ...:
-        return tuple(known)
-    if value is None:
-        raise UserError(f"{key}=: none is named; allowed: {', '.join(known)}, or without {key}= all of them")
-    names = [str(name).strip() for name in value] if isinstance(value, list) else str(value).split(",")
-    names = [name.strip() for name in names if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise UserError(f"{key}={','.join(unknown)}: not in the study; allowed: {', '.join(known)}")
-    return tuple(name for name in known if name in names)
-
-
 def checked_seeds(value: Any) -> tuple[int, ...]:
     """How many seeds, from 0 on, or which."""
     listed = value if isinstance(value, list) else None
@@ -436,78 +293,3 @@ def checked_seeds(value: Any) -> tuple[int, ...]:
             f"seeds={value}: allowed: how many, or a list of different numbers from 0 to 2^63 - 1, such as [0,1]"
         )
     return tuple(listed)
-
-
-# Files.
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    """The recipes that come with the package, by name."""
-    return {recipe.name: recipe for file in sorted(PACKAGED.glob("*.yaml")) for recipe in read_file(file)}
-
-
-def is_file(name: str) -> bool:
-    """Whether a study is named by a file: ``mine.yaml``, or ``mine.yaml#name``."""
-    return name.partition("#")[0].endswith((".yaml", ".yml"))
-
-
-def find_recipe(name: str) -> Recipe:
-    """A recipe by its name, or from a file of the user's own."""
-    if not is_file(name):
-        return recipes()[name]
-    path, _, entry = name.partition("#")
-    found = {recipe.name.partition("/")[2]: recipe for recipe in read_file(Path(path))}
-    if entry and entry not in found:
-        raise UserError(f"{path} has no study {entry!r}; allowed: {', '.join(found)}")
-    if not entry and len(found) > 1:
-        raise UserError(f"{path} has several studies; allowed: {', '.join(f'{path}#{one}' for one in found)}")
-    return found[entry] if entry else next(iter(found.values()))
-
-
-def read_file(file: Path) -> list[Recipe]:
-    """All recipes of a file, with the published figures in the CSV file of the same name beside it, if there is one."""
-    read = read_yaml(file, "recipe")
-    studies = read.get("studies") if isinstance(read, dict) else None
-    if not isinstance(studies, dict) or not studies:
-        raise UserError(f"recipe {file} has no studies; allowed: a line 'studies:' and below it a name for each")
-    wrong = [str(key) for key in read if key not in ("paper", "studies")]
-    wrong += [str(name) for name in studies if not SAFE.fullmatch(str(name))]
-    if wrong:
-        raise UserError(f"recipe {file}: {wrong[0]!r} does not belong there; allowed: paper, and names below studies")
-    published = _read_published(file.with_suffix(".csv"))
-    unknown = sorted(set(published) - set(map(str, studies)))
-    if unknown:
-        allowed = ", ".join(map(str, studies))
-        raise UserError(f"{file.with_suffix('.csv')}: unknown study {unknown[0]!r}; allowed: {allowed}")
-    paper = " ".join(str(read.get("paper") or "").split())
-    return [_read_study(file, str(name), study, published.get(str(name), {}), paper) for name, study in studies.items()]
-
-
-def _read_study(file: Path, name: str, study: Any, published: dict[Point, float | None], paper: str) -> Recipe:
-    own = "" if file.parent == PACKAGED else f"{file.absolute()}#{name}"
-    known = {"name": f"{file.stem}/{name}", "published": published, "paper": paper, "file": own}
-    try:
-        return Recipe.model_validate({**study, **known} if isinstance(study, dict) else study)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        said = f"{place}: {in_words(problem['msg'])}" if place else in_words(problem["msg"])
-    except UserError as error:
-        said = str(error)
-    raise UserError(f"recipe {file}, {name}: {said}")
-
-
-def _read_published(file: Path) -> dict[str, dict[Point, float | None]]:
-    """Study, then row and column, to the figure; an empty value means that the paper prints none for this cell."""
-    if not file.is_file():
-        return {}
-    found: dict[str, dict[Point, float | None]] = {}
-    with file.open(newline="") as opened:
-        for line in csv.DictReader(opened):
-            try:
-                value = float(line["value"]) if line["value"] else None
-                found.setdefault(line["study"], {})[line["row"], line["column"]] = value
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{file}: {line} is no figure; allowed: study,row,column,value") from error
-    return found

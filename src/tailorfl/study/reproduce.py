@@ -18,11 +18,14 @@ from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
 from tailorfl.study import cells, ridge
 from tailorfl.study.config import in_words, unknown_key
+from tailorfl.study.folder import CONFIG, ERROR, PAGE, SUMMARY, check_writable, remove
 from tailorfl.study.gather import GATHERED, figures_of, write_figures
 from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
+from tailorfl.study.plan import Cell, Plan, Selection, plan
 from tailorfl.study.progress import CellsProgress
-from tailorfl.study.recipe import Cell, Column, Plan, Recipe, Selection, find_recipe, is_file, plan, recipes
-from tailorfl.study.run import CONFIG, ERROR, MAY_CHANGE, PAGE, SUMMARY, check_writable, remove
+from tailorfl.study.recipe import Column, Recipe
+from tailorfl.study.recipe_files import find_recipe, is_file, recipes
+from tailorfl.study.run import MAY_CHANGE
 from tailorfl.study.tidy import OPTIONS, PARQUET, RESULTS, STATISTICS
 
 Show = Callable[[int, int], None]  # steps done, of how many

@@ -8,7 +8,7 @@ from statistics import fmean, median, stdev
 
 import numpy as np
 
-from tailorfl.study.run import CLIENTS
+from tailorfl.study.folder import CLIENTS
 from tailorfl.study.tidy import read_csv
 
 LEVEL = 0.95

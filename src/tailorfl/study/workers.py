@@ -16,8 +16,8 @@ import torch
 
 from tailorfl.study.cells import Batch, Cell, Ended, Failure, Result, Stop, Watch, Way, execute_batch, keep_error
 from tailorfl.study.config import configure
+from tailorfl.study.folder import ERROR
 from tailorfl.study.loggers import prepare
-from tailorfl.study.run import ERROR
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 LISTEN = 0.2  # seconds between two looks at whether to stop
