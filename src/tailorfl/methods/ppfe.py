@@ -1,11 +1,9 @@
 """PPFE: an ensemble of models that share less and less, each trained on what those before it got wrong."""
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, pairwise, takewhile
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -20,9 +18,9 @@ from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Message, Server
 from tailorfl.methods.method import Method
 from tailorfl.models.ensemble import Combination, Ensemble, combine
-from tailorfl.models.lowrank import factored, linear_layers
 from tailorfl.models.network import Layer, Network, Values
-from tailorfl.models.reduction import Reduction, factored_by, factored_to, masked, narrowed_head, parameters
+from tailorfl.models.reduction import Reduction, parameters
+from tailorfl.models.stages import Shrinking, Stage
 
 # Settings by name; an option that is given wins over them.
 PAPER: dict[str, Any] = {"reweight": True}
@@ -37,37 +35,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "wpw": {"personal_depths": (0, 1, 1, 1), "reduction": "none", "reweight": False},
 }
 
-# The ranks of the paper for its two networks, and ours where it gives none.
-RANKS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "ppfe-cnn": ((100, 50, 24), (80, 40, 16)),
-    "ppfe-cnn-large": ((200, 100, 80), (160, 80, 64)),
-}
 # Of the rounds, stage by stage. Ours is 130, 15, 10 and 5 of 160: what is shared needs training most.
 BEST_SHARES, PAPER_SHARES = (26, 3, 2, 1), (3, 5, 4, 4)
-
-
-@dataclass
-class Stage(Network):
-    """The network of a stage, and how it is made of the experiment's."""
-
-    number: int = 1
-    personal_layers: int = 0
-    reduce: Callable[[nn.Module], nn.Module] = copy.deepcopy
-    stages: list["Stage"] = field(default_factory=list)  # all of them, in order
-
-    @property
-    def reduced(self) -> frozenset[str]:
-        """The tensors of layers that have another form than in the full network."""
-        full = {name: tensor.shape for name, tensor in self.stages[0].initial().items()}
-        forms = {name: tensor.shape for name, tensor in self.initial().items()}
-        changed = [layer for layer in self.layers if any(full.get(name) != forms[name] for name in layer.names)]
-        return frozenset(name for layer in changed for name in layer.names)
-
-    def started(self, values: Mapping[str, Tensor]) -> Values:
-        """The stage's network made of a full one with these weights."""
-        module = copy.deepcopy(self.stages[0].module)
-        module.load_state_dict(dict(values), strict=False)
-        return Network(self.reduce(module), device=self.device).initial()
 
 
 class PPFE(Method):
@@ -192,13 +161,10 @@ class PPFE(Method):
     def about(self, round: int) -> dict[str, Any]:
         return {"stage": self.stage_of(round)}
 
-    def networks(self, network: Network) -> tuple[Network, ...]:
-        stages: list[Stage] = []
-        for number, depth in enumerate(self.depths(network), start=1):
-            reduce = partial(self._reduced, network=network, number=number)
-            name = f"{network.name} of stage {number}"
-            stages.append(Stage(reduce(network.module), name, network.device, number, depth, reduce, stages))
-        return tuple(stages)
+    def networks(self, network: Network) -> tuple[Stage, ...]:
+        depths = self.depths(network)
+        how = (self.reduction, self.ranks, self.shrinkage, self.sparsity, self.sparsity_step)
+        return Shrinking(network, depths, *how).stages()
 
     def network_of(self, client: int, round: int) -> int:
         return self.stage_of(round) - 1
@@ -216,46 +182,6 @@ class PPFE(Method):
                 f"least is shared; allowed: 0 to {most}"
             )
         return self.personal_depths
-
-    def _reduced(self, module: nn.Module, network: Network, number: int) -> nn.Module:
-        """The network of a stage, made of a full one."""
-        depth = self.depths(network)[number - 1]
-        personal = [layer.name for layer in network.layers[len(network.layers) - depth :]]
-        if self.reduction == "sparse":
-            return masked(module, self._sparsities(network, personal))
-        if self.reduction == "width":
-            linear = set(linear_layers(module))
-            ending = list(takewhile(lambda name: name in linear, reversed(personal)))  # convolutions keep their width
-            return narrowed_head(module, ending[::-1], number**-self.shrinkage)
-        if self.reduction == "svd" and number > 2:
-            return self._factored(module, network.name, number - 3)
-        return copy.deepcopy(module)
-
-    def _sparsities(self, network: Network, personal: Sequence[str]) -> dict[str, float]:
-        """A layer's share of zeros grows with the stage in which it became personal."""
-        linear = set(linear_layers(network.module)) & set(personal)
-        depths = sorted(set(self.depths(network)) - {0})
-        found = {}
-        for distance, layer in enumerate(reversed(network.layers), start=1):
-            if layer.name in linear:
-                later = sum(depth < distance for depth in depths)
-                found[layer.name] = self.sparsity + later * self.sparsity_step
-        if max(found.values(), default=0) >= 1:
-            raise UserError(
-                f"sparsity={self.sparsity} sparsity_step={self.sparsity_step}: nothing is left of a layer that becomes "
-                "personal late; allowed: less than 1 together, the step once for each later layer"
-            )
-        return found
-
-    def _factored(self, module: nn.Module, name: str, level: int) -> nn.Module:
-        if self.ranks is not None:
-            return factored_to(module, self.ranks[level])
-        known, layers = RANKS.get(name, ()), linear_layers(module)
-        if level < len(known) and len(known[level]) == len(layers):
-            reduced = factored(module, dict(zip(layers, known[level], strict=True)))
-            if parameters(reduced) < parameters(module):  # not on images smaller than the paper's
-                return reduced
-        return factored_by(module, level)
 
     # What travels and what stays. A client's own layers of all stages are in its memory.
 
@@ -284,7 +210,6 @@ class PPFE(Method):
         if number == 1 or server.round - 1 not in self.ends:
             return
         stage = self.networks(network)[number - 1]
-        assert isinstance(stage, Stage)
         server.archive |= {f"{number - 1}/{name}": tensor.clone() for name, tensor in server.values.items()}
         start, reduced = stage.started(_archived(server.archive, 1)), stage.reduced
         server.values = {n: start[n] if n in reduced else server.values[n] for n in self.shared(stage)}
@@ -353,7 +278,7 @@ class PPFE(Method):
 
     def summary(self, network: Network, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A row a stage, as it was after its last round."""
-        stages = [stage for stage in self.networks(network) if isinstance(stage, Stage)]
+        stages = self.networks(network)
         last = {line["stage"]: line for line in lines if "beta" in line}
         counts = Counter(line["stage"] for line in lines)
         rows = [
