@@ -84,10 +84,11 @@ def test_figures_are_in_the_order_of_the_recipes_whatever_came_first() -> None:
     assert merge(figures) == merge(reversed(figures)) == wanted
 
 
-def test_what_is_not_measured_is_listed_with_the_data_it_needs() -> None:
-    found = section(markdown([ONE], "all.csv"), "Not measured")
+def test_what_is_not_gathered_is_listed_with_the_data_it_needs() -> None:
+    found = section(markdown([ONE], "all.csv"), "Not gathered yet")
     assert "`scalablefl/table3`: ScalableFL, HeteroFL" in found
-    assert "(coco:coco, voc:VOCdevkit)" in found
+    assert "(coco:coco, voc:VOCdevkit)" in found  # of its columns' groups
+    assert "over a (cifar10, cifar100)" in found  # of its rows
     assert "`ppfe/table1`" not in found
     assert found.count("\n- ") == len(recipes()) - 1
 

@@ -4,6 +4,7 @@ import csv
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -16,7 +17,7 @@ from tailorfl.errors import UserError
 from tailorfl.methods import find_method, methods
 from tailorfl.study.outcome import Outcome, comparisons, judge, published_scores
 from tailorfl.study.panels import _apart, _measures
-from tailorfl.study.plan import plan
+from tailorfl.study.plan import Cell, plan
 from tailorfl.study.progress import StopOnInterrupt
 from tailorfl.study.recipe import Recipe
 from tailorfl.study.recipe_files import find_recipe, read_file, recipes
@@ -48,6 +49,13 @@ def test_every_cell_of_every_recipe_can_be_configured(name: str) -> None:
     assert all(cell.config.experiment.seed == cell.seed for cell in planned.cells)
     assert recipe.open
     assert recipe.claims or recipe.kind == "measures"
+    assert set(recipe.data) == {cell.config.experiment.data for cell in planned.cells} | grouped(planned.cells)
+    if known == list(recipe.rows):
+        assert recipe.runs == len({cell.folder for cell in planned.cells})
+
+
+def grouped(cells: Sequence[Cell]) -> set[str]:
+    return {group.data for cell in cells for group in cell.config.experiment.groups if group.data}
 
 
 OURS = {"": {"fedper-ft"}, "pmixfed/": {"fedavg-ft", "fedper", "sigmoid"}}  # rows that a paper lacks, by its studies

@@ -162,7 +162,7 @@ the folders that {command} leaves.
 
 
 def markdown(figures: Sequence[Figure], table: str, guide: bool = False) -> str:
-    """The page: how many claims hold, then study by study, and what was not measured at all."""
+    """The page: how many claims hold, then study by study, and the studies of which there is nothing."""
     by_study: dict[str, list[Figure]] = {}
     for one in figures:
         by_study.setdefault(one.study, []).append(one)
@@ -170,7 +170,12 @@ def markdown(figures: Sequence[Figure], table: str, guide: bool = False) -> str:
     for name, own in by_study.items():
         parts += ["", *_study(recipes()[name], own)]
     if missing := [recipe for name, recipe in recipes().items() if name not in by_study]:
-        parts += ["", "## Not measured", "", *(f"- `{one.name}`: {one.title} ({_data(one)})" for one in missing)]
+        parts += [
+            "",
+            "## Not gathered yet",
+            "",
+            *(f"- `{one.name}`: {one.title} ({', '.join(one.data)})" for one in missing),
+        ]
     return "\n".join(parts) + "\n"
 
 
@@ -239,11 +244,3 @@ def _cost(figures: Sequence[Figure]) -> str:
 
 def _anchor(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum() or letter in "-_")
-
-
-def _data(recipe: Recipe) -> str:
-    """The data that its cells need."""
-    places = [recipe.settings, *(column.settings for column in recipe.columns.values())]
-    named = [str(one["data"]) for one in places if "data" in one]
-    grouped = [str(group["data"]) for one in places for group in one.get("groups", ()) if "data" in group]
-    return ", ".join(sorted({*named, *grouped})) or "its own data"

@@ -234,6 +234,21 @@ class Recipe(BaseModel):
         return self.published.get((self.rows[row].published or row, column))
 
     @property
+    def data(self) -> Names:
+        """The data that its cells need, by name."""
+        own = (settings for columns in self.cells.values() for settings in columns.values())
+        placed = (one.settings for part in (self.columns, self.rows) for one in part.values())
+        found: set[str] = set()
+        for settings in (self.settings, *placed, *own):
+            found |= {str(one["data"]) for one in (settings, *settings.get("groups", ())) if "data" in one}
+        return tuple(sorted(found))
+
+    @property
+    def runs(self) -> int:
+        """How many runs it consists of, all seeds together."""
+        return len({self.run_of(row, column) for row in self.rows for column in self.columns}) * len(self.seeds)
+
+    @property
     def percent(self) -> bool:
         return in_percent(self.measure_of(next(iter(self.rows)), next(iter(self.columns))))
 

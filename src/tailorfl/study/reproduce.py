@@ -129,11 +129,12 @@ def progress(console: Console, name: str) -> Iterator[Show]:
 
 
 def studies_table() -> Table:
-    table = Table("study", "what is measured")
-    about = {name: study.about for name, study in STUDIES.items()}
-    about |= {name: recipe.title for name, recipe in recipes().items()}
-    for name in sorted(about):
-        table.add_row(name, about[name])
+    table = Table("study", "what is measured", "data", "runs")
+    table.columns[3].justify = "right"
+    lines = {name: (study.about, "made up", "") for name, study in STUDIES.items()}
+    lines |= {name: (one.title, " ".join(one.data), str(one.runs)) for name, one in recipes().items()}
+    for name in sorted(lines):
+        table.add_row(name, *lines[name])
     return table
 
 
