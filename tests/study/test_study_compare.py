@@ -16,6 +16,7 @@ from study_runs import SMALL, Tailor, clients, identical, pairs, rounds, small, 
 from tailorfl.data import load_partition
 from tailorfl.data.occupied import occupied
 from tailorfl.errors import UserError
+from tailorfl.federation.rounds import RoundLoop
 from tailorfl.report.page import page_data
 from tailorfl.report.results import read_results
 from tailorfl.study.build import build
@@ -42,10 +43,12 @@ def compare(
     resume: bool = False,
     stop: Any = bool,
     force: bool = False,
+    jobs: int = 1,
+    together: int = 1,
     **more: Any,
 ) -> Grid:
     """The grid as far as it came."""
-    way = Way(resume=resume, force=force)
+    way = Way(resume=resume, force=force, jobs=jobs, together=together)
     grid = Grid(folder, *plan_comparison(methods, {**SMALL, "evaluate_every": 1, **more}))
     grid.check(way)
     grid.run(way, Console(quiet=True), stop)
@@ -181,15 +184,70 @@ def test_force_takes_away_the_runs_of_the_results_that_it_replaces_and_no_others
 @pytest.mark.parametrize("more", [{}, {"lr": 0.02}], ids=["same settings", "other settings"])
 def test_what_force_replaces_is_never_taken_for_new_where_it_is_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
     compare(tmp_path)
-    old = tmp_path / "local/summary.json"
-    old.write_text(json.dumps({**json.loads(old.read_text()), "personalized_accuracy": 0.123}))
+    marked(tmp_path / "local")
     asked = iter([False, True])  # before the first method, after a round of it
     compare(tmp_path, force=True, stop=lambda: next(asked, True), **more)
     assert (tmp_path / "fedavg/checkpoints").is_dir()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fedavg"]
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()} == {"fedavg"}
     made = compare(tmp_path, resume=True, **more)
     assert len(made.summaries) == 3
     assert 0.123 not in [one["personalized_accuracy"] for one in made.summaries.values()]
+
+
+def marked(run: Path) -> None:
+    """Make a result known again."""
+    path = run / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "personalized_accuracy": 0.123}))
+
+
+@pytest.mark.parametrize("side_by_side", [{}, {"jobs": 2}, {"together": 2}], ids=str)
+def test_what_cannot_begin_is_not_shown_with_what_it_was_before(tmp_path: Path, side_by_side: dict[str, int]) -> None:
+    compare(tmp_path, ("ppfe", "fedavg"), rounds=2)
+    marked(tmp_path / "ppfe")
+    deep = {"personal_depths": [0, 9], "rounds": 2}
+    made = compare(tmp_path, ("ppfe", "fedavg"), force=True, **deep, **side_by_side)
+    assert [line.title for line, _ in made.summaries] == ["fedavg"]
+    assert [line.title for line, _ in made.failures] == ["ppfe"]
+    assert not (tmp_path / "ppfe/summary.json").exists()
+    assert len(read_results([tmp_path]).runs) == 1
+    again = compare(tmp_path, ("ppfe", "fedavg"), resume=True, rounds=2)
+    assert len(again.summaries) == 2
+    assert 0.123 not in [one["personalized_accuracy"] for one in again.summaries.values()]
+
+
+class _Killed(BaseException):
+    """Ends all, as a kill does."""
+
+
+def test_force_that_is_killed_in_its_first_round_leaves_nothing_to_be_taken_for_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: RoundLoop, done: int = 0) -> Any:
+        raise _Killed
+
+    compare(tmp_path, ("fedavg", "local"), rounds=1)
+    marked(tmp_path / "local")
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundLoop, "run", killed)
+        with pytest.raises(_Killed):
+            compare(tmp_path, ("fedavg", "local"), rounds=1, force=True)
+    made = compare(tmp_path, ("fedavg", "local"), rounds=1, resume=True)
+    assert len(made.summaries) == 2
+    assert 0.123 not in [one["personalized_accuracy"] for one in made.summaries.values()]
+
+
+def test_force_deletes_no_file_where_there_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "sweep.png").write_text("precious")
+    (tmp_path / "report.html").write_text("precious")
+    compare(tmp_path, ("local",), rounds=1, force=True)
+    assert (tmp_path / "sweep.png").read_text() == (tmp_path / "report.html").read_text() == "precious"
+
+
+def test_a_file_of_ones_own_stays_in_the_folder_of_a_run_that_is_replaced(tmp_path: Path) -> None:
+    compare(tmp_path, ("fedavg", "local"), rounds=1)
+    (tmp_path / "local/notes.txt").write_text("precious")
+    assert len(compare(tmp_path, ("fedavg", "local"), rounds=1, force=True).summaries) == 2
+    assert (tmp_path / "local/notes.txt").read_text() == "precious"
 
 
 def test_force_loses_nothing_where_a_run_that_it_replaces_is_in_use(study: Tailor, tmp_path: Path) -> None:

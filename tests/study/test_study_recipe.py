@@ -14,7 +14,9 @@ import yaml
 from study_runs import Tailor, clients, command, identical, rounds, start, without_times
 
 from tailorfl.errors import UserError
+from tailorfl.federation.rounds import RoundLoop
 from tailorfl.methods import find_method, methods
+from tailorfl.study import run as module_of_runs
 from tailorfl.study.outcome import Outcome, comparisons, judge, published_scores
 from tailorfl.study.panels import _apart, _measures
 from tailorfl.study.plan import Cell, plan
@@ -485,6 +487,33 @@ def test_force_keeps_a_study_where_nothing_can_run_in_its_place(tmp_path: Path, 
     assert tailor(file, *small, "seeds=2", "methods=fedper", "--force")[0] == 0
     assert [line["row"] for line in result_lines(tmp_path / "out")] == ["fedper", "fedper"]
     assert not (tmp_path / "out/two/fedavg").exists()
+
+
+def test_a_study_that_replaces_nothing_can_be_gone_on_with_from_its_first_moment(
+    tmp_path: Path, tailor: Tailor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: RoundLoop, done: int = 0) -> Any:
+        raise KeyboardInterrupt
+
+    small = (str(write(tmp_path)), "methods=fedavg", "column=two", "seeds=1", "rounds=1", "-q", "--out", "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundLoop, "run", killed)
+        assert tailor(*small, "--force")[0] == 130
+    assert tailor(*small, "--resume")[0] == 0
+    assert len(result_lines(tmp_path / "out")) == 1
+
+
+def test_where_all_cells_fail_by_the_disk_nothing_is_left(
+    tmp_path: Path, tailor: Tailor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module_of_runs, "save_partition", full)
+    status, out, err = tailor(str(write(tmp_path)), "methods=fedavg", "-q", "--out", "out")
+    assert (status, out) == (2, "")
+    assert "No space left on device" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_where_no_cell_can_run_for_one_reason_nothing_is_written(tmp_path: Path, tailor: Tailor) -> None:

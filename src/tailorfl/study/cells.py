@@ -1,10 +1,10 @@
 """The cells of a study: runs that stand by themselves, one after the other, side by side, or together."""
 
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ Result = dict[str, Any] | Failure  # a summary, or why there is none
 Ended = Callable[[Cell, Result], None]
 Told = Callable[[Cell, dict[str, Any]], None]  # a line of ``rounds.jsonl``
 Stop = Callable[[], bool]
+Replace = Callable[[], None]  # takes away what the cells replace, before the first of them writes anything
 Batch = tuple[Cell, ...]  # that run at a time in one process
 
 
@@ -63,40 +64,20 @@ class Watch(Protocol):
     def ended(self, cell: Cell, result: Result) -> None: ...
 
 
-class Replacing:
-    """A watch that takes away what was there before, once a run in its place has come through a round.
-
-    Where nothing can run, nothing is lost. ``take_away`` is given the folders in which runs have begun.
-    """
-
-    def __init__(self, watch: Watch, take_away: Callable[[Collection[Path]], None]) -> None:
-        self.watch, self.take_away = watch, take_away
-        self.begun_in = set[Path]()
-        self.done = False
-
-    def begun(self, cell: Cell) -> None:
-        self.begun_in.add(cell.folder)
-        self.watch.begun(cell)
-
-    def round(self, cell: Cell, line: dict[str, Any]) -> None:
-        if not self.done:
-            self.take_away(self.begun_in)
-            self.done = True
-        self.watch.round(cell, line)
-
-    def ended(self, cell: Cell, result: Result) -> None:
-        self.watch.ended(cell, result)
-
-
-def run_cells(cells: Sequence[Cell], way: Way, watch: Watch, ended: Ended, stop: Stop = bool) -> bool:
+def run_cells(
+    cells: Sequence[Cell], way: Way, watch: Watch, ended: Ended, stop: Stop = bool, replace: Replace | None = None
+) -> bool:
     """Run every cell, or take it as it is where it is finished; False if it was stopped before all had ended.
 
-    A cell that fails does not keep the others from running. ``ended`` is given each result as it comes.
+    A cell that fails does not keep the others from running. ``ended`` is given each result as it comes. ``replace`` is
+    called once, when the first of them is ready to train: where none can run, nothing that was there is lost.
     """
 
     def end(cell: Cell, result: Result) -> None:
         watch.ended(cell, result)
         ended(cell, result)
+
+    once = cache(replace) if replace else None
 
     kept = finished(cells, way)
     for cell in kept:
@@ -105,10 +86,10 @@ def run_cells(cells: Sequence[Cell], way: Way, watch: Watch, ended: Ended, stop:
         end(cell, result)
     batches = in_batches([cell for cell in cells if cell not in kept], way.together)
     if way.jobs == 1 or len(batches) < 2:
-        return _one_by_one(batches, way, watch, end, stop)
+        return _one_by_one(batches, way, watch, end, stop, once)
     from tailorfl.study.workers import side_by_side
 
-    return side_by_side(batches, way, watch, end, stop)
+    return side_by_side(batches, way, watch, end, stop, once)
 
 
 def finished(cells: Sequence[Cell], way: Way) -> list[Cell]:
@@ -128,24 +109,26 @@ def in_batches(cells: Sequence[Cell], together: int) -> list[Batch]:
     return [tuple(ordered[start : start + together]) for start in range(0, len(ordered), together)]
 
 
-def _one_by_one(batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
+def _one_by_one(
+    batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, stop: Stop, replace: Replace | None
+) -> bool:
     for batch in batches:
         if stop():
             return False
         for cell in batch:
             watch.begun(cell)
-        if not execute_batch(batch, way, watch.round, end, stop):
+        if not execute_batch(batch, way, watch.round, end, stop, replace):
             return False
     return True
 
 
-def execute_batch(batch: Batch, way: Way, watch: Told, end: Ended, stop: Stop) -> bool:
+def execute_batch(batch: Batch, way: Way, watch: Told, end: Ended, stop: Stop, replace: Replace | None = None) -> bool:
     """The cells of a batch, at a time; False if it was stopped before all had ended."""
     if len(batch) > 1:
         from tailorfl.study.together import run_together
 
-        return run_together(batch, way, watch, end, stop)
-    result = execute(batch[0], way, partial(watch, batch[0]), stop)
+        return run_together(batch, way, watch, end, stop, replace)
+    result = execute(batch[0], way, partial(watch, batch[0]), stop, replace=replace)
     if result is not None:
         end(batch[0], result)
     return result is not None
@@ -157,6 +140,7 @@ def execute(
     watch: Callable[[dict[str, Any]], None] = lambda line: None,
     stop: Stop = bool,
     where: Callable[..., InProcess] = InProcess,
+    replace: Replace | None = None,
 ) -> Result | None:
     """One cell in this process: its summary, why there is none, or None if it was stopped."""
     error = cell.folder / ERROR
@@ -164,9 +148,8 @@ def execute(
         error.unlink()  # of the last attempt
     try:
         with Logs(way.loggers, cell.config, cell.folder, way.resume, watch) as logs:
-            summary = Run(cell.config, cell.folder, way.data_dir, logs, stop, where=where).execute(
-                way.resume, way.force
-            )
+            run = Run(cell.config, cell.folder, way.data_dir, logs, stop, where=where, replace=replace)
+            summary = run.execute(way.resume, way.force)
             logs.end(summary)
             return summary
     except UserError as problem:

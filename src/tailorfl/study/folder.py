@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def remove(run: Path, above: Path) -> None:
         if emptied == above or any(emptied.iterdir()):
             break
         emptied.rmdir()
+
+
+def take_away(runs: Collection[Path], files: Iterable[str], above: Path, again: Collection[Path]) -> None:
+    """Delete runs below a folder, and files in it that were made of them; the folders of those to come ``again`` stay.
+
+    These are about to be run here, and may be locked by who runs them.
+    """
+    for run in runs:
+        if run in again:
+            clear(run)
+        else:
+            remove(run, above)
+    for name in files:
+        (above / name).unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:

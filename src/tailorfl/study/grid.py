@@ -1,6 +1,6 @@
 """Runs set against each other: a line for each method or setting, and in it a run for each seed."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from rich.console import Console
 
 from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
-from tailorfl.study.cells import Cell, Failure, Replacing, Result, Way, check_folders, run_cells
+from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, run_cells
 from tailorfl.study.config import Config
-from tailorfl.study.folder import CONFIG, PAGE, is_run, remove
+from tailorfl.study.folder import CONFIG, PAGE, is_run, take_away
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import checked_seeds
 from tailorfl.study.statistics import interval
@@ -108,8 +108,7 @@ class Grid:
     def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
         with CellsProgress(console, list(self.cells), way.jobs * way.together) as progress:
-            watch = Replacing(progress, self._take_away) if way.force else progress
-            whole = run_cells(list(self.cells), way, watch, self._add, stop)
+            whole = run_cells(list(self.cells), way, progress, self._add, stop, self._replace if way.force else None)
         reasons = {failure.reason for failure in self.failures.values()}
         if len(self.failures) == len(self.cells) and len(reasons) == 1:
             failure = next(iter(self.failures.values()))
@@ -124,12 +123,12 @@ class Grid:
         there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
         return {run for run in there | {cell.folder for cell in self.cells} if is_run(run)}
 
-    def _take_away(self, begun: Collection[Path]) -> None:
-        """Delete the results that are there, but for the runs that have begun."""
-        for run in self._there() - set(begun):
-            remove(run, self.folder)
-        for name in (RESULTS, PARQUET, STATISTICS, COMPARISON, CURVES, SWEPT, PAGE):
-            (self.folder / name).unlink(missing_ok=True)
+    def _replace(self) -> None:
+        """Delete the results that are there."""
+        there = self._there()
+        made = (RESULTS, PARQUET, STATISTICS, COMPARISON, CURVES, SWEPT, PAGE)
+        if there or (self.folder / RESULTS).is_file():  # else files of these names are somebody's own
+            take_away(there, made, self.folder, {cell.folder for cell in self.cells})
 
     def _add(self, cell: Cell, result: Result) -> None:
         if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result["diverged_updates"])):

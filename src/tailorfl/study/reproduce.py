@@ -1,7 +1,7 @@
 """Figures and tables of papers, measured again: what there is, its options, and its results on disk."""
 
 import csv
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
 from tailorfl.study import cells, ridge
 from tailorfl.study.config import in_words, unknown_key
-from tailorfl.study.folder import CONFIG, ERROR, PAGE, SUMMARY, check_writable, remove
+from tailorfl.study.folder import CONFIG, ERROR, PAGE, SUMMARY, check_writable, take_away
 from tailorfl.study.gather import GATHERED, figures_of, write_figures
 from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
 from tailorfl.study.plan import Cell, Plan, Selection, plan
@@ -224,12 +224,10 @@ def runs_in(folder: Path) -> set[Path]:
     return {path.parent for name in (CONFIG, ERROR) for path in folder.glob(f"*/*/seed-*/{name}")}
 
 
-def replace(plan: Plan, folder: Path, begun: Collection[Path]) -> None:
-    """Delete what another study has left there, but for the runs that have begun."""
-    for run in runs_in(folder) - set(begun):
-        remove(run, folder)
-    for name in (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan)):
-        (folder / name).unlink(missing_ok=True)
+def clear(plan: Plan, folder: Path) -> None:
+    """Delete what another study has left there."""
+    made = (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan))
+    take_away(runs_in(folder), made, folder, {folder / cell.folder for cell in plan.cells})
 
 
 def begin(plan: Plan, folder: Path) -> None:
@@ -248,11 +246,12 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         readers.setdefault(folder / cell.folder, []).append(cell)
     runs = [cells.Cell(own[0].title, own[0].config, path) for path, own in readers.items()]
     kept = cells.finished(runs, way)
-    begun, failed = not way.force, list[cells.Failure]()
+    new, failed = not (folder / OPTIONS).is_file(), list[cells.Failure]()
+    begun = new or not way.force
 
-    def take_away(begun_in: Collection[Path]) -> None:
+    def replace() -> None:
         nonlocal begun
-        replace(plan, folder, begun_in)
+        clear(plan, folder)
         begin(plan, folder)
         begun = True
 
@@ -264,17 +263,15 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         if run not in kept and begun and outcome.summaries:
             write_all(outcome)
 
-    new = begun and not (folder / OPTIONS).is_file()
     if begun:
         begin(plan, folder)
     else:
         check_unused(runs_in(folder))
     with CellsProgress(console, runs, way.jobs * way.together) as progress:
-        watch = cells.Replacing(progress, take_away) if way.force else progress
-        whole = cells.run_cells(runs, way, watch, ended, stop)
+        whole = cells.run_cells(runs, way, progress, ended, stop, None if begun else replace)
     if len(failed) == len(runs) and len({failure.reason for failure in failed}) == 1 and failed[0].refused:
         if new:
-            (folder / OPTIONS).unlink()
+            take_away(runs_in(folder), [OPTIONS], folder, ())
         raise UserError(failed[0].reason)
     if begun:
         write_all(outcome)

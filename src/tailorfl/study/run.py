@@ -54,15 +54,18 @@ class Run:
     stop: Callable[[], bool] = lambda: False
     make: Callable[[bool], Built[Any]] | None = None  # where clients live elsewhere; given whether the run has begun
     where: Callable[..., InProcess] = InProcess  # they live, if in this process
+    replace: Callable[[], None] | None = None  # of a study that replaces what is there, and has looked at all folders
     totals: Totals = field(default_factory=Totals)
 
     def execute(self, resume: bool = False, force: bool = False) -> dict[str, Any] | None:
         """Run to the end and return the summary; None if it was stopped before."""
         if resume and (finished := self._finished()):
             return finished
-        self.check_folder(resume, force)
+        if self.replace is None:
+            self.check_folder(resume, force)
         with occupied(self.folder):
-            self.check_folder(resume, force)  # another command may just have ended there
+            if self.replace is None:
+                self.check_folder(resume, force)  # another command may just have ended there
             return self._execute(resume, force)
 
     def _execute(self, resume: bool, force: bool) -> dict[str, Any] | None:
@@ -129,6 +132,8 @@ class Run:
         return summary
 
     def _begin(self, built: Built[Any], force: bool) -> int:
+        if self.replace is not None:
+            self.replace()
         if force and is_run(self.folder):
             clear(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -15,18 +15,20 @@ from tailorfl.cohort import Engine
 from tailorfl.cohort.joining import Handed, Joiner
 from tailorfl.cohort.training import Training
 from tailorfl.federation.in_process import InProcess
-from tailorfl.study.cells import Cell, Ended, Result, Stop, Told, Way, execute
+from tailorfl.study.cells import Cell, Ended, Replace, Result, Stop, Told, Way, execute
 
 PATIENCE = 10.0  # seconds for runs to end where the command does
 
 
-def run_together(cells: Sequence[Cell], way: Way, watch: Told, ended: Ended, stop: Stop) -> bool:
+def run_together(
+    cells: Sequence[Cell], way: Way, watch: Told, ended: Ended, stop: Stop, replace: Replace | None = None
+) -> bool:
     """Run these cells at the same time; False if they were stopped before all had ended."""
     meeting = _Meeting(len(cells))
     results: list[Result | None] = []
 
     def attend(number: int, cell: Cell) -> None:
-        result = execute(cell, way, partial(watch, cell), stop, partial(meeting.place, number))
+        result = execute(cell, way, partial(watch, cell), stop, partial(meeting.place, number), replace)
         results.append(result)
         if result is not None:
             ended(cell, result)

@@ -9,12 +9,25 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tailorfl.study.cells import Batch, Cell, Ended, Failure, Result, Stop, Watch, Way, execute_batch, keep_error
+from tailorfl.study.cells import (
+    Batch,
+    Cell,
+    Ended,
+    Failure,
+    Replace,
+    Result,
+    Stop,
+    Watch,
+    Way,
+    execute_batch,
+    keep_error,
+)
 from tailorfl.study.config import configure
 from tailorfl.study.folder import ERROR
 from tailorfl.study.loggers import prepare
@@ -22,20 +35,23 @@ from tailorfl.study.loggers import prepare
 SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 LISTEN = 0.2  # seconds between two looks at whether to stop
 PATIENCE = 10.0  # seconds for a process to end after its last batch
-ROUND, LOG, ENDED, OVER = "round", "log", "ended", "over"  # what a process tells: of a cell twice, of a batch at last
+# What a process tells: of a cell, where it replaces another that it is ready; at last of its batch.
+READY, ROUND, LOG, ENDED, OVER = "ready", "round", "log", "ended", "over"
 
 Message = tuple[str, int, Any]  # what it is about, the cell's number in the batch or the level of the log, and the rest
 
 log = logging.getLogger(__name__)
 
 
-def side_by_side(batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, stop: Stop) -> bool:
+def side_by_side(
+    batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, stop: Stop, replace: Replace | None = None
+) -> bool:
     """Run cells in ``way.jobs`` processes; False if it was stopped before all had ended.
 
     The threads of this process are divided among them. A process that dies takes its batch with it, and no other.
     """
     prepare(way.loggers)
-    pool = _Pool(batches, way, watch, end)
+    pool = _Pool(batches, way, watch, end, replace)
     try:
         while pool.waiting or pool.workers:
             if stop():
@@ -52,15 +68,16 @@ def side_by_side(batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, s
 class _Pool:
     """The batches that wait, and the processes with those that run."""
 
-    def __init__(self, batches: Sequence[Batch], way: Way, watch: Watch, end: Ended) -> None:
-        self.way, self.watch, self.end = way, watch, end
+    def __init__(self, batches: Sequence[Batch], way: Way, watch: Watch, end: Ended, replace: Replace | None) -> None:
+        self.way, self.watch, self.end, self.replace = way, watch, end, replace
+        self.replaced = SPAWN.Event() if replace else None
         self.waiting, self.workers, self.ended = deque(batches), list[_Worker](), 0
         self.stopping = False
         self.threads = max(1, torch.get_num_threads() // way.jobs)
 
     def fill(self) -> None:
         while self.waiting and len(self.workers) < self.way.jobs:
-            self.workers.append(_Worker(self.way, self.threads))
+            self.workers.append(_Worker(self.way, self.threads, self.replaced))
             self._next(self.workers[-1])
 
     def listen(self) -> None:
@@ -72,10 +89,19 @@ class _Pool:
                 self.watch.round(worker.batch[number], told)
             elif kind == LOG:
                 log.log(number, told)
+            elif kind == READY:
+                self._replace()
             elif kind == ENDED:
                 self._ended(worker, worker.batch[number], told)
             else:
                 self._over(worker, told)
+
+    def _replace(self) -> None:
+        """A run is ready to train, and waits for what it replaces to be taken away."""
+        assert self.replace is not None
+        assert self.replaced is not None
+        self.replace()
+        self.replaced.set()
 
     def _ended(self, worker: "_Worker", cell: Cell, result: Result) -> None:
         self.ended += 1
@@ -113,10 +139,10 @@ class _Worker:
     batch: Batch
     left: list[Cell]  # of it, that have not ended
 
-    def __init__(self, way: Way, threads: int) -> None:
+    def __init__(self, way: Way, threads: int, replaced: Event | None) -> None:
         self.pipe, theirs = SPAWN.Pipe()
         level = logging.getLogger("tailorfl").getEffectiveLevel()
-        self.process = SPAWN.Process(target=_work, args=(theirs, way, threads, level), daemon=True)
+        self.process = SPAWN.Process(target=_work, args=(theirs, way, threads, level, replaced), daemon=True)
         with _deaf():
             self.process.start()
         theirs.close()
@@ -168,13 +194,20 @@ def _deaf() -> Iterator[None]:
 # In the process.
 
 
-def _work(pipe: Connection, way: Way, threads: int, level: int) -> None:
+def _work(pipe: Connection, way: Way, threads: int, level: int, replaced: Event | None) -> None:
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     torch.set_num_threads(threads)
     voice = _Voice(pipe)
     logging.basicConfig(level=logging.WARNING, handlers=[voice], force=True)
     logging.getLogger("tailorfl").setLevel(level)
     logging.captureWarnings(True)
+
+    def replace() -> None:
+        assert replaced is not None
+        if not replaced.is_set():
+            voice.tell(READY, 0, None)
+            replaced.wait()
+
     with suppress(EOFError, OSError):  # the command was killed
         while (task := pipe.recv()) is not None:
             batch = tuple(Cell(title, configure(one["method"], one), Path(folder)) for title, one, folder in task)
@@ -186,6 +219,7 @@ def _work(pipe: Connection, way: Way, threads: int, level: int) -> None:
                 lambda cell, line: voice.tell(ROUND, batch.index(cell), line),  # noqa: B023 (called before the next)
                 lambda cell, result: voice.tell(ENDED, batch.index(cell), result),  # noqa: B023
                 pipe.poll,
+                replace if replaced else None,
             )
             voice.tell(OVER, 0, None)
 
