@@ -97,6 +97,8 @@ def test_an_objective_that_cannot_be_captured_still_trains_a_stack():
     for objective in (asking, cross_entropy):  # and nothing is left of the capture that broke off
         assert torch.allclose(cpu.fit(objective), gpu.fit(objective).cpu(), atol=1e-9)
         assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
+    assert len(gpu.engine.graphs.programs) == len(gpu.engine._uncaptured) == 1, "the second one is captured"
+    assert Engine(gpu.engine.device).memory > 0, "the next run finds what is free"
 
 
 @needs_gpu

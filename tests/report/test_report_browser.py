@@ -252,6 +252,43 @@ def test_a_live_run_is_listed_and_its_curve_grows_until_it_ends(browser: Any, se
     assert complaints(browser) == []
 
 
+def grown(browser: Any, said: str) -> None:
+    until(lambda: said in browser.find_element("tag name", "main").text, said)
+
+
+def test_who_is_in_a_page_by_keyboard_stays_there_while_it_grows(browser: Any, served: tuple[Path, str]) -> None:
+    root, address = served
+    for seed in (0, 1):
+        write_run(root / "cmp/fedavg" / f"seed-{seed}", "fedavg", seed, rounds=2)
+    (root / "cmp/results.csv").write_text("method,seed\nfedavg,0\nfedavg,1\n")
+    live = write_run(root / "cmp/live", "fedper", rounds=1, planned=90, finished=False)
+    done = 1
+
+    def stays(page: str, elements: str, ready: str) -> None:
+        """Each of these elements keeps the keyboard when the page is drawn again."""
+        nonlocal done
+        open_page(browser, f"{address}{page}")
+        until(lambda: browser.execute_script(ready), "what is looked for")
+        every = browser.execute_script(f"return document.querySelectorAll('{elements}').length")
+        assert every >= 2
+        for place in range(every):
+            browser.execute_script(f"document.querySelectorAll('{elements}')[{place}].focus()")
+            done += 1
+            with (live / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(round_line(done, 0.5)) + "\n")
+            grown(browser, f"{done} of 90")
+            where = f"return [...document.querySelectorAll('{elements}')].indexOf(document.activeElement)"
+            assert browser.execute_script(where) == place
+
+    stays("", ".scroll, th:nth-child(3) button", "return true")
+    stays(
+        "view?run=cmp",
+        ".command button, #plot-accuracy button",
+        "return document.querySelector('#plot-accuracy button')",
+    )
+    assert complaints(browser) == []
+
+
 def test_who_is_in_the_list_by_keyboard_stays_there_while_runs_go_on(browser: Any, served: tuple[Path, str]) -> None:
     root, address = served
     for number in range(40):

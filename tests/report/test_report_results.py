@@ -228,6 +228,14 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
     assert find_runs(tmp_path / "runs") == [tmp_path / "runs/mine"]
 
 
+def test_the_files_of_a_run_that_is_named_may_be_links(tmp_path: Path) -> None:
+    make_run(tmp_path / "mine", lines=[line(1, 0.5), line(2, 0.75)])
+    (tmp_path / "mine/rounds.jsonl").rename(tmp_path / "kept-elsewhere")
+    os.symlink(tmp_path / "kept-elsewhere", tmp_path / "mine/rounds.jsonl")
+    [run] = read_results([tmp_path / "mine"]).runs
+    assert [one["personalized_accuracy"] for one in run.rounds] == [0.5, 0.75]
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("none", "is not there"), ("file", "is not a folder"), ("empty", "holds no run")]
 )
@@ -313,6 +321,8 @@ def test_the_same_run_in_two_folders_is_told_apart_by_them(tmp_path: Path) -> No
     make_run(tmp_path / "y/demo/fedavg")
     assert labels(tmp_path / "x/demo", tmp_path / "y/demo") == ["fedavg (x/demo/fedavg)", "fedavg (y/demo/fedavg)"]
     assert labels(tmp_path / "a/seed-1", tmp_path / "b/seed-1") == ["fedavg (a)", "fedavg (b)"]
+    make_run(tmp_path / "a/d", seed=1)
+    assert labels(tmp_path / "a/seed-1", tmp_path / "a/d") == ["fedavg (a)", "fedavg (a/d)"]
 
 
 def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path) -> None:

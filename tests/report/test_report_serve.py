@@ -128,6 +128,15 @@ def test_what_a_link_leads_to_is_not_given(root: Path, client: TestClient) -> No
         (root / "alone" / name).unlink()
 
 
+def test_a_study_that_cannot_be_read_does_not_keep_the_others_from_being_listed(root: Path, client: TestClient) -> None:
+    options = root / "cmp/options.yaml"
+    options.write_bytes(b"\xff\xfe\xfd not text")
+    assert len(names(client)) == 3
+    options.unlink()
+    os.symlink(root.parent / "secret.txt", options)
+    assert len(names(client)) == 3
+
+
 def test_a_study_is_sent_again_when_what_was_chosen_of_it_changes(root: Path, client: TestClient) -> None:
     for address, file in (("/data.json?run=cmp", "options.yaml"), ("/runs.json", "results.csv")):
         tag = client.get(address).headers["etag"]
@@ -148,10 +157,11 @@ def test_a_run_that_has_not_changed_is_not_read_again(
 
 def test_the_last_line_of_a_run_is_found_however_long_it_is(tmp_path: Path) -> None:
     file = tmp_path / "rounds.jsonl"
-    for length in (0, 10, listing.LAST - 20, listing.LAST, 9 * listing.LAST):
+    for length in (0, 10, listing.LAST - 20, listing.LAST, *(k * listing.LAST // 2 for k in range(3, 20))):
         lines = [{"round": number, "diverged": "x" * length} for number in (1, 2)]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"round": 3, "half')
-        assert listing.last_lines(file)[-1] == lines[1]
+        for there in (lines, lines[1:]):
+            file.write_text("".join(json.dumps(line) + "\n" for line in there) + '{"round": 3, "half')
+            assert listing.last_lines(file)[-1] == lines[1]
     file.write_text("half a line")
     assert listing.last_lines(file) == [{}]
 

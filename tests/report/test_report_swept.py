@@ -70,8 +70,21 @@ def test_only_what_a_sweep_has_written_is_chosen_from(tmp_path: Path) -> None:
     for clients, validation in ((5, 0.5), (8, 0.75)):
         run(tmp_path / "both" / str(clients), 0.5, validation, clients=clients)
     assert page_data(read_results([tmp_path / "both"]))["choice"] == ""
-    (tmp_path / "both/results.csv").write_text("method,clients,seed\n")
+    (tmp_path / "both/results.csv").write_text("method,clients,seed\nfedper,5,0\nfedper,8,0\n")
     assert "clients=8" in page_data(read_results([tmp_path / "both"]))["choice"]
+
+
+def test_what_a_sweep_names_is_what_was_tried_whatever_else_differs(tmp_path: Path) -> None:
+    for rounds in (4, 8):
+        run(tmp_path / "both" / str(rounds), 0.5, rounds / 10, rounds=rounds, stage_rounds=[rounds - 1, 1])
+    results = read_results([tmp_path / "both"])
+    assert over_settings(results) is None, "any of the keys may have been meant"
+    (tmp_path / "both/results.csv").write_text("method,rounds,seed,clients\nfedper,4,0,5\nfedper,8,0,5\n")
+    results = read_results([tmp_path / "both"])
+    plot = over_settings(results)
+    assert plot is not None
+    assert (plot.x.label, [mark.x for mark in plot.marks if isinstance(mark, Line)]) == ("rounds", [[4, 8], [4, 8]])
+    assert page_data(results)["choice"].startswith("best by validation accuracy: ")
 
 
 def test_runs_that_differ_in_everything_are_no_sweep(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_an_evaluated_round_is_told_where_there_is_no_terminal() -> None:
     assert told({"round": 3, "loss": 0.5}) == ""
 
 
+def test_a_round_is_a_line_however_narrow_a_log_is_taken_for() -> None:
+    file, now = io.StringIO(), 0.0
+    with RunProgress(Console(file=file, width=20), "[mine]:Method", 9, lambda: now) as progress:
+        now = 100.0
+        progress({"round": 1, "loss": 0.5})
+    assert file.getvalue() == "[mine]:Method: round 1 of 9, training loss 0.5; about 13 min left\n"
+
+
 def test_a_run_that_is_not_evaluated_for_long_is_told_once_a_minute_and_how_long_it_takes() -> None:
     file, now = io.StringIO(), 0.0
     with RunProgress(Console(file=file, width=200), "fedper", 9, lambda: now) as progress:

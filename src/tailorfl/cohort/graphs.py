@@ -3,7 +3,7 @@
 import gc
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,14 @@ def roomy(number: int) -> int:
 def free_memory(device: torch.device) -> int:
     """Bytes of a GPU that nobody uses, this process's own leavings included: runs that have ended leave cycles."""
     gc.collect()
-    torch.cuda.empty_cache()
+    _give_back()
     return torch.cuda.mem_get_info(device)[0]
+
+
+def _give_back() -> None:
+    """Let go of the memory that this process has and does not use."""
+    with suppress(RuntimeError):  # to some versions of torch a capture that broke off never ends
+        torch.cuda.empty_cache()
 
 
 class GraphCache:
@@ -81,7 +87,7 @@ class GraphCache:
 
     def _free(self) -> int:
         """Bytes that a new program could have: what no process has, and what graphs share and nobody uses now."""
-        torch.cuda.empty_cache()
+        _give_back()
         device = self.device
         return (
             torch.cuda.mem_get_info(device)[0]

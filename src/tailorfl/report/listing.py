@@ -5,14 +5,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tailorfl.data.occupied import is_occupied
 from tailorfl.errors import UserError
-from tailorfl.report.results import read_options
-from tailorfl.report.runs import number, read_table, read_yaml, text_of
+from tailorfl.report.results import read_options, told_by
+from tailorfl.report.runs import is_barred, number, read_table, read_yaml, text_of
 from tailorfl.report.tables import Cell, Head, Table, figure, word
 from tailorfl.study.folder import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
@@ -116,7 +115,7 @@ def _folders(root: Path, changed: Mapping[Path, float]) -> Table:
         for parent in run.parents:
             if root in parent.parents:
                 held.setdefault(parent, []).append(at)
-    studies = {folder: read_options(folder).get("study", "") for folder in held}
+    studies = {folder: _study(folder) for folder in held}
     written = {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
     rows = tuple(
         (
@@ -133,6 +132,14 @@ def _folders(root: Path, changed: Mapping[Path, float]) -> Table:
     return Table("folders", "Comparisons, sweeps and studies", "", heads, rows)
 
 
+def _study(folder: Path) -> str:
+    """The name of the study that is there; of one that cannot be read, too, the others are listed."""
+    try:
+        return str(read_options(folder).get("study", ""))
+    except UserError:
+        return ""
+
+
 def _what(folder: Path, study: str) -> tuple[str, str, str]:
     """What a command wrote there, as its table says: its kind, or the study's name, the methods, and the data."""
     try:
@@ -140,8 +147,7 @@ def _what(folder: Path, study: str) -> tuple[str, str, str]:
     except UserError:  # no table of ours
         rows = []
     methods, data = (list(dict.fromkeys(row[key] for row in rows if row.get(key))) for key in ("method", "data"))
-    told_by = list(takewhile(lambda key: key != "seed", rows[0])) if rows else []
-    kind = "" if not rows else "comparison" if told_by == ["method"] else "sweep"
+    kind = "" if not rows else "comparison" if told_by(rows) == ["method"] else "sweep"
     return study or kind, _some(methods), _some(data)
 
 
@@ -152,12 +158,12 @@ def _some(names: Sequence[str]) -> str:
 def last_lines(file: Path) -> list[dict[str, Any]]:
     """The last whole lines of a file of JSON lines, without reading all of it; at least one, which may be empty."""
     found, most = list[Any](), LAST
-    if file.is_symlink():
+    if is_barred(file):
         return [{}]
     try:
         with file.open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            while not found and most < 2 * (size + LAST):  # a line may be longer than that
+            size = start = opened.seek(0, os.SEEK_END)
+            while start and not found:  # a line may be longer than what was read of it
                 start = opened.seek(max(0, size - most))
                 lines = opened.read().split(b"\n")[:-1]
                 found = [json.loads(line) for line in lines[1 if start else 0 :]]  # the first is cut then

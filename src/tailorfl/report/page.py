@@ -25,7 +25,6 @@ from tailorfl.report.swept import choice_of
 from tailorfl.report.tables import tables_of
 from tailorfl.study.grid import DIVERGED, diverged_updates
 from tailorfl.study.progress import Figures
-from tailorfl.study.tidy import RESULTS
 
 LARGEST = 6_000_000  # bytes of a page
 FEWEST = 25  # points of a line; fewer would hide what happened
@@ -72,8 +71,7 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
 
 def _choice(results: Results) -> str:
     """Of a sweep, as the command says it: runs that lie beside each other are none."""
-    swept = not results.options and results.folder is not None and (results.folder / RESULTS).is_file()
-    return choice_of(results.entries, results.regression) if swept else ""
+    return choice_of(results.entries, results.regression, results.swept) if results.swept else ""
 
 
 def progress_of(results: Results) -> list[str]:

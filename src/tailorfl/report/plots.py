@@ -55,7 +55,7 @@ def _unique(plots: Iterable[Plot]) -> list[Plot]:
 def _panel(results: Results, panel: str, styles: Mapping[str, int], most: int) -> Iterator[Plot]:
     entries, scale = results.of(panel), Scale(results.regression, most)
     several = len(entries) > 1
-    plots = (replace(plot, legend=several) for plot in Drawing(entries, styles, scale).all())
+    plots = (replace(plot, legend=several) for plot in Drawing(entries, styles, scale, results.swept).all())
     for plot in (*plots, *_inside(entries, scale)):
         if plot.marks:
             yield replace(plot, panel=panel)
@@ -68,12 +68,13 @@ class Drawing:
     entries: Sequence[Entry]
     styles: Mapping[str, int]
     scale: Scale
+    swept: tuple[str, ...] = ()  # keys
 
     def style(self, entry: Entry) -> int:
         return self.styles[entry.label]
 
     def all(self) -> Iterator[Plot]:
-        yield over_settings(self.entries, self.scale)
+        yield over_settings(self.entries, self.scale, self.swept)
         yield self.over_rounds()
         if len(self.entries) > 1:
             yield self.global_model()

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ class Results:
     entries: tuple[Entry, ...]
     folder: Path | None = None  # where there is one that holds all
     options: dict[str, Any] = field(default_factory=dict)  # of a study: its name and what was chosen of it
+    swept: tuple[str, ...] = ()  # the keys whose values a sweep has tried
 
     @property
     def runs(self) -> list[RunResult]:
@@ -87,7 +89,7 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
     found = {run.folder: found[run.folder] for run in runs}
     places = {path: path.relative_to(folder) for path, folder in found.items()}
     if len(folders) > 1:
-        above = Path(os.path.commonpath([path.absolute().parent for path in found]))
+        above = Path(os.path.commonpath([_home(path.absolute()).parent for path in found]))
         named = {path: path.absolute().relative_to(above) for path in found}
         return Results(title or "Results", "several", label_runs(runs, named))
     [folder] = folders
@@ -96,7 +98,13 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
     options = read_options(folder)
     if options and all(len(place.parts) == 3 for place in places.values()):
         return Results(title or str(options.get("study")), "study", _cells(runs, folder, options), folder, options)
-    return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder)
+    swept = tuple(key for key in told_by(read_table(folder / RESULTS, ())) if key != "method")
+    return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder, swept=swept)
+
+
+def told_by(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """What the runs of a command differ in, by its table: their method, or the keys of a sweep."""
+    return list(takewhile(lambda key: key != "seed", rows[0])) if rows else []
 
 
 def _readable(found: Iterable[Path], named: Sequence[Path]) -> list[RunResult]:

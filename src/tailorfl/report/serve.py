@@ -15,6 +15,7 @@ from tailorfl.errors import UserError
 from tailorfl.report.listing import list_runs, stamps_of, state_of
 from tailorfl.report.page import library, page_data, shell
 from tailorfl.report.results import find_runs, read_results
+from tailorfl.report.runs import links_lead_on
 from tailorfl.study.tidy import OPTIONS, RESULTS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
@@ -48,6 +49,7 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
             known = scope["type"] != "http" or "*" in hosts or re.sub(r":\d+$", "", host) in hosts
+            links_lead_on.set(False)  # in this request, and the thread that answers it
             answer = self.app if known else responses.PlainTextResponse("this is not my name", status_code=400)
             await answer(scope, receive, send)
 

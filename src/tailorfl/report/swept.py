@@ -13,19 +13,24 @@ from tailorfl.study.sweep import best_of
 MOST_TICKS = 12
 
 
-def swept_keys(entries: Sequence[Entry]) -> list[str]:
-    """The keys in which entries of one method differ; none where there are several methods, or no grid of settings."""
+def swept_keys(entries: Sequence[Entry], named: Sequence[str] = ()) -> list[str]:
+    """The keys whose values were tried: those that a sweep names, or else those in which entries of one method differ.
+
+    None where there are several methods, or no grid of settings.
+    """
     if len({entry.method for entry in entries}) != 1:
         return []
+    if named:
+        return list(named)
     settings = [settings_of(entry.first) for entry in entries]
     keys = dict.fromkeys(key for own in settings for key in own)
     differ = [key for key in keys if any(own.get(key) != settings[0].get(key) for own in settings)]
     return differ if len(differ) < len(entries) else []  # two values of each of n keys are 2^n settings
 
 
-def over_settings(entries: Sequence[Entry], scale: Scale) -> Plot:
+def over_settings(entries: Sequence[Entry], scale: Scale, named: Sequence[str] = ()) -> Plot:
     """A line for each combination of the other keys, and the validation data beside the test where there is none."""
-    keys = swept_keys(entries)
+    keys = swept_keys(entries, named)
     along = max(keys, key=lambda key: len(_numbers(entries, key)), default="")
     values = _numbers(entries, along)
     lines = _lines(entries, along, keys, scale) if values else iter(())
@@ -80,9 +85,9 @@ def _figures(entry: Entry, key: str) -> list[float]:
     return [value for value in (number(summary.get(key)) for summary in ended) if value is not None]
 
 
-def choice_of(entries: Sequence[Entry], regression: bool) -> str:
+def choice_of(entries: Sequence[Entry], regression: bool, named: Sequence[str] = ()) -> str:
     """Which setting serves best on validation data, in a line; empty where that cannot be said."""
-    if not swept_keys(entries):
+    if not swept_keys(entries, named):
         return ""
     seeds = max(len(entry.runs) for entry in entries)
     measure = "validation_loss" if regression else "validation_accuracy"

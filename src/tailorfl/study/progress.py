@@ -124,7 +124,7 @@ class RunProgress:
             return
         said = run.said(line, figures, f"; about {in_words(run.rest(now))} left", now)
         if said is not None:
-            self.console.print(said, highlight=False)
+            self.console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 class CellsProgress:

@@ -60,17 +60,26 @@ function tableOf(table, cell = (one) => one.text) {
 // What is drawn anew stays where it was, and so does who is in it by keyboard.
 
 function keeping(redraw) {
-  const name = (one) => `${one.tagName} ${one.getAttribute("aria-label") || one.textContent}`;
   const boxes = [...document.querySelectorAll("main .scroll")].map((one) => [one.id, one.scrollLeft, one.scrollTop]);
   const focused = document.activeElement, top = scrollY;
-  const at = focused && focused.closest("main") && !focused.isContentEditable ? name(focused) : null;
+  const find = focused?.closest("main") ? again(focused) : () => null;
   redraw();
   for (const [id, left, down] of boxes) document.getElementById(id)?.scrollTo({ left, top: down, behavior: "instant" });
-  if (at && !focused.isConnected) {
-    const again = [...document.querySelectorAll("main a, main button, main input")].find((one) => name(one) === at);
-    if (again) again.focus({ preventScroll: true });
-  }
+  if (document.activeElement !== focused) (focused?.isConnected ? focused : find())?.focus({ preventScroll: true });
   scrollTo({ top, behavior: "instant" });
+}
+
+// How to find an element in what is drawn anew: by its name, and which of that name it is in the box that it is in.
+function again(element) {
+  const { tagName } = element, label = (one) => one.getAttribute("aria-label") || one.textContent;
+  const said = label(element), box = element.closest("[id]"), id = box?.id;
+  if (box === element) return () => document.getElementById(id);
+  const alike = () => {
+    const all = (id && document.getElementById(id)) || document.querySelector("main");
+    return [...all.getElementsByTagName(tagName)].filter((one) => label(one) === said);
+  };
+  const place = alike().indexOf(element);
+  return () => alike()[place];
 }
 
 // Light or dark: as the system has it, until somebody chooses.
