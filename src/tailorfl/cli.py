@@ -73,9 +73,10 @@ def run(
     page: Page = True,
 ) -> None:
     """Train one method and write the results into a folder."""
+    from tailorfl.study.cells import Failure
     from tailorfl.study.config import configure, read_settings
     from tailorfl.study.folder import CONFIG, is_run
-    from tailorfl.study.grid import diverged_updates
+    from tailorfl.study.grid import diverged_updates, refused
     from tailorfl.study.progress import StopOnInterrupt
     from tailorfl.study.tables import stage_table, summary_table
 
@@ -105,6 +106,9 @@ def run(
         say(f"note: {said}", err)
     if page:
         show_page(folder)
+    if isinstance(failed := refused(summary), Failure):
+        say(f"tailor: {checked.method_name}: {failed.reason}", err)
+        raise typer.Exit(1)
 
 
 app.command()(compare)

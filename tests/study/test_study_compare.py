@@ -194,6 +194,42 @@ def test_what_force_replaces_is_never_taken_for_new_where_it_is_stopped(tmp_path
     assert 0.123 not in [one["personalized_accuracy"] for one in made.summaries.values()]
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_force_replaces_one_seed_by_several_and_several_by_one(tmp_path: Path, before: int, after: int) -> None:
+    compare(tmp_path, ("fedavg", "local"), rounds=1, seeds=before)
+    made = compare(tmp_path, ("fedavg", "local"), rounds=1, seeds=after, force=True)
+    assert len(made.summaries) == 2 * after
+    assert {path.parent for path in tmp_path.rglob("summary.json")} == {cell.folder for cell in made.cells}
+
+
+def test_a_comparison_is_not_laid_into_a_run(study: Tailor, tmp_path: Path) -> None:
+    assert study("run", "local", *pairs(rounds=1), "-q", "--no-page", "--out", "mine")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    status, _, err = study("compare", "local", "fedavg", *pairs(rounds=1), "-q", "--out", "mine")
+    assert (status, err) == (2, "tailor: mine is the folder of a run; allowed: another --out\n")
+    assert {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()} == before
+
+
+def test_tables_that_were_damaged_are_named(study: Tailor, tmp_path: Path) -> None:
+    quick = ("local", *pairs(rounds=1), "-q", "--no-page", "--out", "out")
+    assert study("compare", *quick)[0] == 0
+    for text in (b"\xff\xfe", b"method,seed\nlocal\n"):
+        (tmp_path / "out/results.csv").write_bytes(text)
+        status, _, err = study("compare", *quick, "--resume")
+        assert (status, err.count("\n")) == (2, 1)
+        assert "out/results.csv" in err
+
+
+def test_a_run_in_which_nothing_was_learned_has_no_result(study: Tailor, tmp_path: Path) -> None:
+    hot = pairs(rounds=2, lr=1e30)
+    status, out, err = study("compare", "fedavg", "local", *hot, "-q", "--no-page", "--out", "out")
+    assert (status, "fedavg" in out) == (1, False)
+    assert "no update of a client was finite, so nothing was learned" in err
+    status, _, err = study("run", "fedavg", *hot, "-q", "--no-page", "--out", "alone")
+    assert status == 1
+    assert err.endswith("tailor: fedavg: diverged: no update of a client was finite, so nothing was learned\n")
+
+
 def marked(run: Path) -> None:
     """Make a result known again."""
     path = run / "summary.json"
@@ -369,7 +405,8 @@ def test_a_comparison_over_seeds_goes_on_with_more_of_them(study: Tailor, tmp_pa
     status, _, err = study("compare", "fedavg", *QUICK, "--out", "out", "--resume")
     assert (status, err) == (
         2,
-        "tailor: out/fedavg holds runs of several seeds; allowed: another --out, or several seeds\n",
+        "tailor: out/fedavg holds runs of several seeds; "
+        "allowed: another --out, --force to replace, or several seeds\n",
     )
 
 

@@ -131,14 +131,18 @@ def test_two_studies_that_contradict_each_other_are_refused(tmp_path: Path) -> N
 def test_bad_input_is_one_line_and_nothing_is_written(study: Tailor, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
+    (tmp_path / "nothing.csv").write_bytes(b"")
     write_figures([replace(ONE, row="nobody")], tmp_path / "unknown.csv")
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, said in (
         (("empty",), "empty holds no figures (empty/figures.csv is not there)"),
         (("none",), "none holds no figures"),
         ((), "no study is named, and all.csv is not there"),
-        (("other.csv",), "other.csv holds no figures of studies; allowed: a file with the columns study, row"),
+        (("other.csv",), "other.csv has no column study; allowed: a first line with study,row,column"),
         (("unknown.csv",), "ppfe/table1 has no cell nobody, cifar10-s2"),
+        (("bytes.csv",), "bytes.csv is no table"),
+        (("nothing.csv",), "nothing.csv has no column study"),
     ):
         status, _, err = study("gather", *arguments, "--to", "all")
         assert (status, err.count("\n")) == (2, 1)

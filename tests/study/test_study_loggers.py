@@ -147,6 +147,33 @@ def test_a_run_that_is_replaced_is_logged_anew(name: str, tmp_path: Path) -> Non
 
 
 @needs("mlflow")
+def test_mlflow_knows_a_run_that_failed_from_one_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, built: Any, number: int) -> None:
+        raise RuntimeError("the code is at fault")
+
+    for name, status in (("stopped", "KILLED"), ("failed", "FAILED")):
+        with monkeypatch.context() as patch:
+            if name == "failed":
+                patch.setattr(Run, "_save", broken)
+                with pytest.raises(RuntimeError):
+                    execute(tmp_path / name, "mlflow", rounds=3)
+            else:
+                execute(tmp_path / name, "mlflow", rounds=3, stop_after=1)
+        assert mlflow_run(tmp_path / name)[1].info.status == status
+
+
+@needs("mlflow")
+def test_an_address_of_mlflow_that_can_never_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "foo://bar")
+    with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI=foo://bar: .*") as refused:
+        execute(tmp_path / "run", "mlflow")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+@needs("mlflow")
 def test_mlflow_knows_the_settings_and_how_the_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     folder = tmp_path / "fast"
@@ -209,7 +236,7 @@ class Broken:
     def end(self, summary: Any) -> None:
         self._do("end")
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self._do("close")
 
 

@@ -16,6 +16,8 @@ from study_runs import Tailor, clients, command, identical, rounds, start, witho
 from tailorfl.errors import UserError
 from tailorfl.federation.rounds import RoundLoop
 from tailorfl.methods import find_method, methods
+from tailorfl.report.results import read_results
+from tailorfl.report.study import study_of
 from tailorfl.study import run as module_of_runs
 from tailorfl.study.outcome import Outcome, comparisons, judge, published_scores
 from tailorfl.study.panels import _apart, _measures
@@ -384,6 +386,33 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, tailor: Tailor, monkeypa
     assert not list((tmp_path / "out").rglob("summary.json"))
 
 
+def test_a_recipe_that_was_changed_is_not_gone_on_with(tmp_path: Path, tailor: Tailor) -> None:
+    file = write(tmp_path)
+    small = (str(file), "methods=fedavg", "column=two", "seeds=1", "-q", "--out", "out")
+    assert tailor(*small, "--no-page")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    write(tmp_path, small={**SMALL, "settings": {**SETTINGS, "rounds": 3}})
+    status, out, err = tailor(*small, "--resume")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "its configuration changed: rounds: 2 -> 3" in err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_a_study_of_ones_own_keeps_its_recipe_and_says_what_failed_on_its_page(tmp_path: Path, tailor: Tailor) -> None:
+    columns = {"absent": {"data": "mnist"}, "two": {}}
+    file = write(tmp_path, small={**SMALL, "columns": columns, "claims": [], "seeds": [0]}, published="")
+    assert tailor(str(file), "methods=fedavg", "-q", "--out", "out")[0] == 1
+    file.unlink()
+    study = study_of(read_results([tmp_path / "out"]))
+    assert study is not None
+    assert [row[0].text for row in study.table.rows] == ["fedavg"]
+    [reason] = study.failed
+    assert reason.startswith("absent, fedavg (seed 0): data=mnist needs MNIST/raw/train-images")
+    assert tailor(str(write(tmp_path, published="")), "methods=fedavg", "-q", "--out", "out", "--force")[0] == 0
+    assert not list((tmp_path / "out").rglob("error.txt"))
+    assert (tmp_path / "out/recipe/mine.yaml").read_text() == file.read_text()
+
+
 def test_failed_cells_and_missing_data_are_reported_and_the_others_run(tmp_path: Path, tailor: Tailor) -> None:
     columns = {"absent": {"data": "mnist"}, "crowded": {"clients_per_round": 9}, "two": {}}
     file = write(tmp_path, published="", small={**SMALL, "columns": columns, "claims": [], "seeds": [0]})
@@ -445,7 +474,7 @@ def test_a_key_goes_to_the_methods_that_have_it_and_seeds_are_counted(tmp_path: 
     for cell in planned.cells:
         assert cell.config.method.lr == 0.5
         assert cell.config.flat().get("personal_layers") == (None if cell.row == "fedavg" else 0)
-    assert plan(recipe, {"seeds": [7, 3]}).seeds == (7, 3)
+    assert plan(recipe, {"seeds": [7, 3]}).seeds == plan(recipe, {"seeds": "7,3"}).seeds == (7, 3)
     assert plan(recipe, {"methods": ["deep", "fedavg"]}).rows == ("fedavg", "deep"), "in the recipe's order"
 
 
@@ -860,7 +889,18 @@ def test_a_file_with_several_studies_needs_the_name_of_one(tmp_path: Path) -> No
     ("changes", "named"),
     [
         ({"rows": {}}, "rows"),
-        ({"colums": {}}, "colums"),
+        ({"colums": {}}, "'colums' is no key of a recipe; did you mean columns?"),
+        ({"settings": {**SETTINGS, "seed": 9}}, "seed is not set in a recipe's cells; allowed: seeds"),
+        ({"columns": {"two": {"seed": 1}}, "claims": []}, "seed is not set"),
+        ({"rows": {"fedavg": {"seed": 7}}, "claims": []}, "seed is not set"),
+        ({"cells": {"fedper": {"two": {"seed": 7}}}}, "seed is not set"),
+        ({"settings": {**SETTINGS, "method": "local"}}, "method is not set"),
+        ({"claims": ["fedper is best"]}, "claims: 'fedper is best': allowed: a row"),
+        ({"claims": [{"row": "fedper", "abov": "fedavg"}]}, "'abov' is no key of a claim; did you mean above?"),
+        ({"claims": [{"row": "fedper", "above": "fedavg", "by": float("nan")}]}, "by"),
+        ({"claims": [{"row": "fedper", "above": []}]}, "above"),
+        ({"claims": [{"row": "fedper", "above": "fedper"}]}, "fedper is compared with itself"),
+        ({"claims": [{"row": "fedper", "above": "fedavg", "within": 2}]}, "within belongs to level"),
         ({"kind": "tables"}, "kind"),
         ({"columns": {"a/b": {}}}, "'a/b' is no name"),
         ({"rows": {"../x": {"method": "fedavg"}}}, "'../x' is no name"),
@@ -892,7 +932,14 @@ def test_a_recipe_that_is_wrong_is_refused_by_name(changes: dict[str, Any], name
         ("study,row,column,value\nlarge,fedavg,two,5\n", "unknown study 'large'"),
         ("study,row,column,value\nsmall,fedavg,ten,5\n", "'ten' is neither"),
         ("study,row,column,value\nsmall,fedavg,two,many\n", "is no figure"),
-        ("study;row\nsmall;fedavg\n", "is no figure"),
+        ("study,row,column,value\nsmall,fedavg,two,nan\n", "line 2: 'nan' is no figure"),
+        ("study;row\nsmall;fedavg\n", "has no column study"),
+        ("small,fedavg,two,50\n", "has no column study"),
+        ("study,row,column,value\nsmall,fedavg,two\n", "line 2: not as many values as columns"),
+        (
+            "study,row,column,value\nsmall,fedavg,two,5\nsmall,fedavg,two,6\n",
+            "line 3: fedavg, two of small is there",
+        ),
     ],
 )
 def test_published_figures_that_belong_nowhere_are_refused(published: str, named: str, tmp_path: Path) -> None:

@@ -152,7 +152,9 @@ def test_a_run_that_fails_is_tried_once_for_all_columns(
 ) -> None:
     tried: list[Path] = []
     execute = cells.execute
-    monkeypatch.setattr(cells, "execute", lambda cell, *rest: tried.append(cell.folder) or execute(cell, *rest))
+    monkeypatch.setattr(
+        cells, "execute", lambda cell, *rest, **more: tried.append(cell.folder) or execute(cell, *rest, **more)
+    )
     file = str(write(tmp_path, cells={"local": {"average": {"data": "mnist"}}}))
     status, _, err = tailor(file, "methods=local,scalablefl", "rounds=1", "-q", "--no-page", "--out", "out")
     assert status == 1

@@ -144,7 +144,7 @@ def read_run(folder: Path) -> RunResult:
         measures=read_table(folder / MEASURES, ("round", "client")),
         notes=_read_notes(folder / NOTES),
         summary=_read_summary(folder / SUMMARY),
-        error=_read_error(folder / ERROR),
+        error=read_error(folder / ERROR),
     )
 
 
@@ -188,7 +188,8 @@ def _read_summary(file: Path) -> dict[str, Any] | None:
     return found
 
 
-def _read_error(file: Path) -> str:
+def read_error(file: Path) -> str:
+    """Why a run failed, in a line; empty where it did not."""
     lines = [line.strip() for line in text_of(file).splitlines() if line.strip()] if file.is_file() else []
     return lines[-1] if lines else ""
 

@@ -1,5 +1,6 @@
 """A study on the page: the paper's table beside what was measured, and whether its claims hold."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +8,16 @@ from typing import Any
 
 from tailorfl.errors import UserError
 from tailorfl.report.results import Results
-from tailorfl.report.runs import RunResult
+from tailorfl.report.runs import RunResult, read_error
 from tailorfl.report.tables import Cell, Head, Table, word
+from tailorfl.study.folder import ERROR
 from tailorfl.study.outcome import Outcome, beside, figure, grounds, heading, verdicts
 from tailorfl.study.plan import Plan, Selection, plan
 from tailorfl.study.recipe import Recipe
+from tailorfl.study.recipe_files import kept
 from tailorfl.study.reproduce import find_study
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,9 @@ def study_of(results: Results) -> StudyPart | None:
     if results.kind != "study" or results.folder is None:
         return None
     try:
-        planned = _planned(results.options)
-    except UserError:
+        planned = _planned(results.options, results.folder)
+    except UserError as error:
+        log.warning("the study's table and claims are left out: %s", error)
         return None
     outcome = read_outcome(planned, results.folder, results.runs)
     recipe = outcome.plan.recipe
@@ -57,8 +63,8 @@ def study_of(results: Results) -> StudyPart | None:
     )
 
 
-def _planned(options: Mapping[str, Any]) -> Plan:
-    recipe = find_study(str(options.get("file") or options["study"]))
+def _planned(options: Mapping[str, Any], folder: Path) -> Plan:
+    recipe = find_study(kept(folder, str(options["file"])) if options.get("file") else str(options["study"]))
     if not isinstance(recipe, Recipe):
         raise UserError(f"{options['study']} has no recipe")
     chosen = {key: value for key in Selection.model_fields if isinstance(value := options.get(key), list | str)}
@@ -75,6 +81,8 @@ def read_outcome(plan: Plan, folder: Path, runs: Iterable[RunResult]) -> Outcome
             outcome.rounds[run.folder] = run.evaluated
             least = {"personalized_loss": None, "diverged_updates": 0}
             outcome.add(cell, {**least, **run.summary, "rounds": len(run.rounds)})
+        elif reason := read_error(folder / cell.folder / ERROR):
+            outcome.failures[cell.row, cell.column, cell.seed] = reason
     return outcome
 
 

@@ -64,12 +64,11 @@ def read_figures(path: Path) -> list[Figure]:
     file = path / GATHERED if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"{path} holds no figures ({file} is not there); allowed: folders of 'tailor reproduce'")
-    rows = read_csv(file)
+    rows = read_csv(file, [field.name for field in fields(Figure)])
     try:
         return [Figure(**{field.name: _read(field.type, row[field.name]) for field in fields(Figure)}) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        allowed = ", ".join(field.name for field in fields(Figure))
-        raise UserError(f"{file} holds no figures of studies; allowed: a file with the columns {allowed}") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file} holds no figures of studies: {error}; was it changed?") from error
 
 
 def _read(kind: Any, text: str) -> Any:

@@ -34,6 +34,7 @@ ACCURACIES = ("validation_accuracy", "personalized_accuracy", "worst_decile_accu
 LOSSES = ("validation_loss", "personalized_loss")
 FOLDER = "folder"  # of a run, below that of the results
 DIVERGED = "diverged: the loss on test data is not finite"
+NO_UPDATE = "diverged: no update of a client was finite, so nothing was learned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +77,17 @@ class Grid:
 
     def check(self, way: Way) -> None:
         """Refuse what cannot be written or would be mixed, before anything runs."""
-        for line in self.lines:
+        if is_run(self.folder):
+            raise UserError(f"{self.folder} is the folder of a run; allowed: another --out")
+        for line in () if way.force else self.lines:
             place, several = self.folder / line.name, len(self.seeds) > 1
+            allowed = "allowed: another --out, --force to replace, or"
             if several and is_run(place):
-                raise UserError(f"{place} holds a run of one seed; allowed: another --out, or one seed")
-            if not several and any(place.glob(f"seed-*/{CONFIG}")):
-                raise UserError(f"{place} holds runs of several seeds; allowed: another --out, or several seeds")
+                raise UserError(f"{place} holds a run of one seed; {allowed} one seed")
+            if not several and _seeds_in(place):
+                raise UserError(f"{place} holds runs of several seeds; {allowed} several seeds")
         self._check_tables(way)
-        check_folders(list(self.cells), way)
+        check_folders([cell for cell in self.cells if not (way.force and _seeds_in(cell.folder))], way)
         if way.force:
             check_unused(self._there())
 
@@ -121,7 +125,9 @@ class Grid:
         path = self.folder / RESULTS
         named = [Path(row.get(FOLDER) or "..") for row in (read_csv(path) if path.is_file() else ())]
         there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
-        return {run for run in there | {cell.folder for cell in self.cells} if is_run(run)}
+        for place in (self.folder / line.name for line in self.lines):  # of one seed or of several
+            there |= {place, *_seeds_in(place)}
+        return {run for run in there if is_run(run)}
 
     def _replace(self) -> None:
         """Delete the results that are there."""
@@ -184,10 +190,19 @@ class Grid:
         return [f"{names_and_seeds(lines)}: {reason}" for reason, lines in groups.items()]
 
 
+def _seeds_in(place: Path) -> set[Path]:
+    """The runs of several seeds in a line's folder."""
+    return {file.parent for file in place.glob(f"seed-*/{CONFIG}")}
+
+
 def refused(result: Result) -> Result:
     """A run that has come to nothing counts as failed."""
-    if not isinstance(result, Failure) and result["personalized_loss"] is None:
+    if isinstance(result, Failure):
+        return result
+    if result["personalized_loss"] is None:
         return Failure(DIVERGED)
+    if result["diverged_updates"] and result.get("updates") == 0:
+        return Failure(NO_UPDATE)
     return result
 
 

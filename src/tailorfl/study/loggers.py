@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 EXTRA = "log"
 EXPERIMENT = "tailorfl"
 SUMMARY = "summary"  # before the names of figures of the whole run
+DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 AT_ONCE = 100  # settings that MLflow takes in one go
 UNLESS_SET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # no news of who uses it
@@ -53,8 +55,8 @@ class Logger(Protocol):
     def end(self, summary: dict[str, Any]) -> None:
         """The run has ended."""
 
-    def close(self) -> None:
-        """Nothing more is to come, at the end or before it."""
+    def close(self, failed: bool) -> None:
+        """Nothing more is to come: the run has ended, was stopped, or failed."""
 
 
 class Logs(AbstractContextManager["Logs"]):
@@ -86,8 +88,9 @@ class Logs(AbstractContextManager["Logs"]):
             self._all(lambda name: self._catch_up(name))
             self._all(lambda name: self.loggers[name].end(summary))
 
-    def __exit__(self, *_: object) -> None:
-        self._all(lambda name: self.loggers[name].close() if name in self.done else None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None and issubclass(kind, Exception)
+        self._all(lambda name: self.loggers[name].close(failed) if name in self.done else None)
 
     def _catch_up(self, name: str, *lines: Line) -> None:
         if name not in self.done:
@@ -135,7 +138,7 @@ class TensorBoard:
     def end(self, summary: dict[str, Any]) -> None:
         self._add(summary["rounds"], figures(summary, SUMMARY))
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         self.writer.close()
 
     def _add(self, step: int, found: Iterable[tuple[str, float]]) -> None:
@@ -163,9 +166,19 @@ class MLflow:
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of every time that it asks a server again
         self.mlflow = import_extra("mlflow", EXTRA, "--log mlflow")
         self.entities = import_extra("mlflow.entities", EXTRA, "--log mlflow")
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
+        if os.environ.get("MLFLOW_TRACKING_URI"):
+            self._check_address(os.environ["MLFLOW_TRACKING_URI"])
+        else:
             import_extra("sqlalchemy", EXTRA, "--log mlflow without MLFLOW_TRACKING_URI")
             import_extra("alembic", EXTRA, "--log mlflow without MLFLOW_TRACKING_URI")
+
+    def _check_address(self, address: str) -> None:
+        """Refuse what can never work. A database is not asked: it would be made."""
+        if urlsplit(address).scheme not in DATABASES:
+            try:
+                self.mlflow.MlflowClient()
+            except self.mlflow.MlflowException as error:
+                raise UserError(f"MLFLOW_TRACKING_URI={address}: {reason(error)}") from error
 
     def prepare(self) -> None:
         """A database that is new is made by whoever comes first, and only one may."""
@@ -199,9 +212,9 @@ class MLflow:
             self.client.set_terminated(self.run)
             self.ended = True
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         if not self.ended:
-            self.client.set_terminated(self.run, "KILLED")
+            self.client.set_terminated(self.run, "FAILED" if failed else "KILLED")
 
     def _known(self) -> Any:
         """The run of MLflow that this one has begun, if it is in this store."""

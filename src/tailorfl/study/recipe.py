@@ -1,7 +1,7 @@
 """Recipes: a table or figure that consists of training runs, written down in YAML beside its published figures."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from tailorfl.study.config import LARGEST_SEED
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # rows and columns are names of folders
 ACCURACY = "personalized_accuracy"
 MOST_SEEDS = 10_000
+NOT_SET = {"seed": "seeds: [...] beside rows and columns", "method": "rows, which name one each"}  # anywhere else
 FIGURES = (  # of a summary, whatever the method
     *(
         f"{model}_{what}"
@@ -66,11 +67,11 @@ class Claim(BaseModel):
     text: str = ""
     row: str | None = None
     column: str | None = None
-    above: Names | None = None
-    below: Names | None = None  # where less is better: losses, traffic, seconds
-    level: Names | None = None
-    by: float = 0.0  # above or below: by more than this
-    within: float = Field(1.0, ge=0)  # level: by this at most, up or down
+    above: Names | None = Field(None, min_length=1)
+    below: Names | None = Field(None, min_length=1)  # where less is better: losses, traffic, seconds
+    level: Names | None = Field(None, min_length=1)
+    by: float = Field(0.0, allow_inf_nan=False)  # above or below: by more than this
+    within: float = Field(1.0, ge=0, allow_inf_nan=False)  # level: by this at most, up or down
     rows: Names | None = None  # of a claim on columns; all by default
     columns: Names | None = None  # of a claim on rows; all by default
     round: int | None = Field(None, ge=1)  # curves: after this round; the last by default
@@ -84,6 +85,10 @@ class Claim(BaseModel):
             raise ValueError("allowed: row or column, one of them")
         if sum(others is not None for others in (self.above, self.below, self.level)) != 1:
             raise ValueError("allowed: above, below or level, one of them")
+        if "within" in self.model_fields_set and self.level is None:
+            raise ValueError("within belongs to level; allowed: by, beside above and below")
+        if self.level is None and (self.row or self.column) in self.others:
+            raise ValueError(f"{self.row or self.column} is compared with itself; allowed: others")
         if (self.rows if self.row is not None else self.columns) is not None:
             raise ValueError("allowed: columns beside row, rows beside column")
         return self
@@ -162,6 +167,13 @@ class Recipe(BaseModel):
         if not isinstance(given, dict):
             raise ValueError("allowed: title, kind, settings, columns, rows, ...")
         made = dict(given)
+        _check_keys(made, cls, "a recipe")
+        for claim in made.get("claims") or ():
+            if not isinstance(claim, dict):
+                raise ValueError(
+                    f"claims: {claim!r}: allowed: a row (or column), and what it is above, below or level with"
+                )
+            _check_keys(claim, Claim, "a claim")
         if "values" in made or "over" in made or made.get("kind") == "sweep":
             values = made.pop("values", None)
             if made.get("kind") != "sweep" or not made.get("over") or not isinstance(values, list) or "columns" in made:
@@ -192,7 +204,13 @@ class Recipe(BaseModel):
         unknown += [column for _, column in points if column not in self.columns]
         unknown += [row.published for row in self.rows.values() if row.published and row.published not in self.rows]
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is neither a row nor a column")
+            raise ValueError(
+                f"{unknown[0]!r} is neither a row nor a column; allowed in cells, claims and published figures: "
+                f"{', '.join((*self.rows, *self.columns))}"
+            )
+        for key, instead in NOT_SET.items():
+            if key == self.over or any(key in settings for settings in self._all_settings()):
+                raise ValueError(f"{key} is not set in a recipe's cells; allowed: {instead}")
         if any(self.run_of(row, column) != (row, column) for row, columns in self.cells.items() for column in columns):
             raise ValueError("cells: what reads another's runs sets nothing; allowed: the row and column of the runs")
         if any(row.measure for row in self.rows.values()) and any(one.measure for one in self.columns.values()):
@@ -211,6 +229,12 @@ class Recipe(BaseModel):
         if self.kind != "curves" and any(claim.round for claim in self.claims):
             raise ValueError("claims: a round can be named only with kind: curves")
         return self
+
+    def _all_settings(self) -> Iterator[Settings]:
+        """Those of all cells, of columns, of rows, and of single cells."""
+        yield self.settings
+        yield from (one.settings for part in (self.columns, self.rows) for one in part.values())
+        yield from (settings for columns in self.cells.values() for settings in columns.values())
 
     def run_of(self, row: str, column: str) -> Point:
         """The row and the column whose run a cell is read from."""
@@ -236,10 +260,8 @@ class Recipe(BaseModel):
     @property
     def data(self) -> Names:
         """The data that its cells need, by name."""
-        own = (settings for columns in self.cells.values() for settings in columns.values())
-        placed = (one.settings for part in (self.columns, self.rows) for one in part.values())
         found: set[str] = set()
-        for settings in (self.settings, *placed, *own):
+        for settings in self._all_settings():
             found |= {str(one["data"]) for one in (settings, *settings.get("groups", ())) if "data" in one}
         return tuple(sorted(found))
 
@@ -251,6 +273,15 @@ class Recipe(BaseModel):
     @property
     def percent(self) -> bool:
         return in_percent(self.measure_of(next(iter(self.rows)), next(iter(self.columns))))
+
+
+def _check_keys(given: Mapping[Any, Any], kind: type[BaseModel], owner: str) -> None:
+    known = [*kind.model_fields, *(("values",) if kind is Recipe else ())]
+    wrong = [str(key) for key in given if key not in known]
+    if wrong:
+        close = get_close_matches(wrong[0], known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(known)}"
+        raise ValueError(f"{wrong[0]!r} is no key of {owner}; {hint}")
 
 
 def _check_readers(entries: dict[str, Any], what: str, known: Names) -> list[Settings]:
@@ -300,11 +331,14 @@ def best_of(measure: str) -> Callable[[Iterable[float]], float] | None:
 def checked_seeds(value: Any) -> tuple[int, ...]:
     """How many seeds, from 0 on, or which."""
     listed = value if isinstance(value, list) else None
+    if isinstance(value, str) and re.fullmatch(r"\d+(,\d+)+", value):  # as it is typed: seeds=3,4
+        listed = [int(one) for one in value.split(",")]
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_SEEDS:
         listed = list(range(value))
     fit = listed and all(type(one) is int and 0 <= one <= LARGEST_SEED for one in listed)
     if not listed or not fit or len(set(listed)) < len(listed):
         raise UserError(
-            f"seeds={value}: allowed: how many, or a list of different numbers from 0 to 2^63 - 1, such as [0,1]"
+            f"seeds={value}: allowed: how many, or a list of different numbers from 0 to 2^63 - 1, such as [0,1]; "
+            f"at most {MOST_SEEDS:,}"
         )
     return tuple(listed)

@@ -1,6 +1,6 @@
 """Recipes on disk: those of the papers, and a user's own."""
 
-import csv
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,11 @@ from pydantic import ValidationError
 from tailorfl.errors import UserError
 from tailorfl.study.config import in_words, read_yaml
 from tailorfl.study.recipe import SAFE, Point, Recipe
+from tailorfl.study.tidy import read_csv
 
 PACKAGED = Path(__file__).parent / "recipes"
+RECIPE = "recipe"  # a folder of a study: the user's own recipe, as it was measured
+HEAD = ("study", "row", "column", "value")  # of the published figures
 
 
 @cache
@@ -36,6 +39,19 @@ def find_recipe(name: str) -> Recipe:
     if not entry and len(found) > 1:
         raise UserError(f"{path} has several studies; allowed: {', '.join(f'{path}#{one}' for one in found)}")
     return found[entry] if entry else next(iter(found.values()))
+
+
+def files_of(recipe: Recipe) -> list[Path]:
+    """Of a user's own: the recipe, and its published figures if there are some."""
+    file = Path(recipe.file.partition("#")[0])
+    return [one for one in (file, file.with_suffix(".csv")) if one.is_file()] if recipe.file else []
+
+
+def kept(folder: Path, file: str) -> str:
+    """A user's own recipe as it lies in the folder of its study; where it is not there, as it was named."""
+    path, _, entry = file.partition("#")
+    copy = folder / RECIPE / Path(path).name
+    return f"{copy}#{entry}" if copy.is_file() else file
 
 
 def read_file(file: Path) -> list[Recipe]:
@@ -76,11 +92,15 @@ def _read_published(file: Path) -> dict[str, dict[Point, float | None]]:
     if not file.is_file():
         return {}
     found: dict[str, dict[Point, float | None]] = {}
-    with file.open(newline="") as opened:
-        for line in csv.DictReader(opened):
-            try:
-                value = float(line["value"]) if line["value"] else None
-                found.setdefault(line["study"], {})[line["row"], line["column"]] = value
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{file}: {line} is no figure; allowed: study,row,column,value") from error
+    for number, line in enumerate(read_csv(file, HEAD), start=2):
+        said, (study, row, column, text) = f"{file}, line {number}", (line[name] for name in HEAD)
+        try:
+            value = float(text) if text else None
+        except ValueError:
+            value = math.nan
+        if not (study and row and column) or (value is not None and not math.isfinite(value)):
+            raise UserError(f"{said}: {text!r} is no figure; allowed: {','.join(HEAD)}, the value a number or empty")
+        if (row, column) in found.setdefault(study, {}):
+            raise UserError(f"{said}: {row}, {column} of {study} is there twice; allowed: one figure a cell")
+        found[study][row, column] = value
     return found

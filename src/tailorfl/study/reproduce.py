@@ -1,6 +1,7 @@
 """Figures and tables of papers, measured again: what there is, its options, and its results on disk."""
 
 import csv
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from tailorfl.study.outcome import FIGURES, TABLE, Outcome, write_tables
 from tailorfl.study.plan import Cell, Plan, Selection, plan
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import Column, Recipe
-from tailorfl.study.recipe_files import find_recipe, is_file, recipes
-from tailorfl.study.run import MAY_CHANGE
+from tailorfl.study.recipe_files import RECIPE, files_of, find_recipe, is_file, recipes
+from tailorfl.study.run import MAY_CHANGE, Run
 from tailorfl.study.tidy import OPTIONS, PARQUET, RESULTS, STATISTICS
 
 Show = Callable[[int, int], None]  # steps done, of how many
@@ -87,7 +88,8 @@ def check_folder(folder: Path, force: bool) -> None:
     """Refuse a folder that cannot take the results, before anything is measured."""
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken and not force:
-        raise UserError(f"{folder} exists; allowed: another --out, --force to replace")
+        going_on = ", --resume to go on" if (folder / OPTIONS).is_file() else ""
+        raise UserError(f"{folder} exists; allowed: another --out{going_on}, --force to replace")
     if taken and not (folder / OPTIONS).is_file():
         raise UserError(f"{folder} holds no study; --force replaces only a study")
     check_writable(folder)
@@ -208,9 +210,11 @@ def resumed_options(recipe: Recipe, given: Mapping[str, Any], folder: Path) -> d
 
 
 def check_whole(plan: Plan, folder: Path) -> None:
-    """Refuse to go on with a part of what was measured: its tables would lose the rest."""
-    planned = {folder / cell.folder for cell in plan.cells}
-    rest = sorted(run for run in runs_in(folder) - planned if (run / SUMMARY).is_file())
+    """Refuse to go on with other settings, or with a part of what was measured: its tables would lose the rest."""
+    planned = {folder / cell.folder: cell.config for cell in plan.cells}
+    for run, config in planned.items():
+        Run(config, run).check_folder(resume=True, force=False)
+    rest = sorted(run for run in runs_in(folder) - set(planned) if (run / SUMMARY).is_file())
     if rest:
         column, row, seed = rest[0].relative_to(folder).parts
         raise UserError(
@@ -228,12 +232,16 @@ def clear(plan: Plan, folder: Path) -> None:
     """Delete what another study has left there."""
     made = (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan))
     take_away(runs_in(folder), made, folder, {folder / cell.folder for cell in plan.cells})
+    shutil.rmtree(folder / RECIPE, ignore_errors=True)
 
 
 def begin(plan: Plan, folder: Path) -> None:
-    """Store what is going to run."""
+    """Store what is going to run, and a recipe of the user's own, which may change."""
     with whole_file(folder / OPTIONS) as temporary:
         temporary.write_text(yaml.safe_dump(plan.options(), sort_keys=False))
+    for file in files_of(plan.recipe):
+        with whole_file(folder / RECIPE / file.name) as temporary:
+            shutil.copyfile(file, temporary)
 
 
 def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: cells.Stop) -> Outcome | None:
@@ -258,6 +266,8 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
     def ended(run: cells.Cell, result: cells.Result) -> None:
         if isinstance(result, cells.Failure):
             failed.append(result)
+            if begun and not (run.folder / ERROR).is_file():  # for the page, which knows what is on disk
+                cells.keep_error(run.folder / ERROR, result.reason)
         for cell in readers[run.folder]:
             outcome.take(cell, result)
         if run not in kept and begun and outcome.summaries:
@@ -272,6 +282,7 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
     if len(failed) == len(runs) and len({failure.reason for failure in failed}) == 1 and failed[0].refused:
         if new:
             take_away(runs_in(folder), [OPTIONS], folder, ())
+            shutil.rmtree(folder / RECIPE, ignore_errors=True)
         raise UserError(failed[0].reason)
     if begun:
         write_all(outcome)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tailorfl.data import FederatedData, save_partition
-from tailorfl.data.atomic import whole_file
+from tailorfl.data.atomic import durable_file
 from tailorfl.data.occupied import occupied
 from tailorfl.errors import UserError
 from tailorfl.federation.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
@@ -141,7 +141,7 @@ class Run:
         if self.make is None and not (built.data.regression or built.data.detection):
             write_classes(self.folder / CLASSES, built.data)
         # The configuration comes last: a folder that has one is a run that can be resumed.
-        with whole_file(self.folder / CONFIG) as temporary:
+        with durable_file(self.folder / CONFIG) as temporary:
             temporary.write_text(yaml.safe_dump(self.config.flat(), sort_keys=False))
         return 0
 
@@ -213,7 +213,7 @@ class Run:
         summary = summarize(built, self.config, self.totals, last)
         lines = read_lines(self.folder / ROUNDS)
         summary |= cold_start(lines, built.loop.late) | self.config.method.summary(built.network, lines)
-        with whole_file(self.folder / SUMMARY) as temporary:
+        with durable_file(self.folder / SUMMARY) as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
         return summary
 

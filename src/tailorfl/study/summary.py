@@ -29,6 +29,7 @@ class Totals:
     bytes_down: int = 0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
+    updates: int = 0  # that counted
     diverged_updates: int = 0
     log_bytes: int = 0  # how far the rounds file reached
     measures_bytes: int = 0  # and that of a method's own measures
@@ -39,6 +40,7 @@ class Totals:
         self.bytes_up += record.bytes_up
         self.bytes_down += record.bytes_down
         self.seconds_training += record.seconds
+        self.updates += len(record.answered)
         self.diverged_updates += len(record.diverged)
         self.seconds_evaluation += record.evaluation.seconds if record.evaluation else 0.0
 
@@ -185,6 +187,7 @@ def summarize(built: Built[Any], config: Config, totals: Totals, last: Round) ->
         "bytes_down": totals.bytes_down,
         "parameters": network.size(),
         "shared_parameters": network.size(method.shared(network)),
+        "updates": totals.updates,
         "diverged_updates": totals.diverged_updates,
         "seconds_training": round(totals.seconds_training, 3),
         "seconds_evaluation": round(totals.seconds_evaluation, 3),

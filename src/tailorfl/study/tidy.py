@@ -37,9 +37,21 @@ def write_csv(rows: Sequence[Row], path: Path, names: Sequence[str] = ()) -> Non
         writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def read_csv(path: Path, needed: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The rows of a table; what is no table, has not these columns, or has rows of another length is refused."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows, head = list(reader), reader.fieldnames or ()
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no table: {error}; was it changed?") from error
+    missing = [name for name in needed if name not in head]
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]}; allowed: a first line with {','.join(needed)}")
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise UserError(f"{path}, line {number}: not as many values as columns")
+    return rows
 
 
 def _write_parquet(rows: Sequence[Row], path: Path, names: Sequence[str]) -> None:
