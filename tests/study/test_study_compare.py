@@ -478,7 +478,10 @@ def test_tables_of_other_results_are_not_overwritten(study: Tailor, tmp_path: Pa
         (("compare", "ditto", "--out", "out"), "out holds results; allowed: another --out"),
         (("compare", "fedavg", "--out", "out", "--resume"), "out has method=local seed=0 too; allowed: to name all"),
         (("compare", "fedavg", "local", "ditto", "--out", "paper"), "paper holds a study of 'tailor reproduce'"),
-        (("sweep", "fedavg", "lr=0.1,0.2", "--out", "out", "--resume"), "out has method=fedavg lr=None seed=0 too"),
+        (
+            ("sweep", "fedavg", "lr=0.1,0.2", "--out", "out", "--resume"),
+            "out has lines told by method, not by method, lr;",
+        ),
     ):
         status, _, err = study(*arguments, *QUICK)
         assert (status, err.count("\n"), said in err) == (2, 1, True), err

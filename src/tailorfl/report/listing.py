@@ -10,13 +10,13 @@ from typing import Any
 
 from tailorfl.data.occupied import is_occupied
 from tailorfl.errors import UserError
-from tailorfl.report.results import read_options, told_by
+from tailorfl.report.results import read_options
 from tailorfl.report.runs import is_barred, number, read_table, read_yaml, text_of
 from tailorfl.report.tables import Cell, Head, Table, figure, word
 from tailorfl.study.folder import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent
-from tailorfl.study.tidy import RESULTS
+from tailorfl.study.tidy import RESULTS, told_by
 
 MAIN = (CONFIG, ROUNDS, SUMMARY)
 FILES = (*MAIN, CLIENTS, CLASSES, MEASURES, NOTES, ERROR)  # that are read of a run

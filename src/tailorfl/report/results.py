@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from tailorfl.errors import UserError
 from tailorfl.report.runs import RunResult, natural, read_run, read_table, read_yaml, text_of
 from tailorfl.study.folder import CHECKPOINTS, CONFIG, EXPORTS, FEDERATION, is_run
 from tailorfl.study.run import MAY_CHANGE
-from tailorfl.study.tidy import OPTIONS, RESULTS
+from tailorfl.study.tidy import OPTIONS, RESULTS, told_by
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +99,6 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
         return Results(title or str(options.get("study")), "study", _cells(runs, folder, options), folder, options)
     swept = tuple(key for key in told_by(read_table(folder / RESULTS, ())) if key != "method")
     return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder, swept=swept)
-
-
-def told_by(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """What the runs of a command differ in, by its table: their method, or the keys of a sweep."""
-    return list(takewhile(lambda key: key != "seed", rows[0])) if rows else []
 
 
 def _readable(found: Iterable[Path], named: Sequence[Path]) -> list[RunResult]:

@@ -26,6 +26,7 @@ from tailorfl.study.tidy import (
     as_text,
     flat,
     read_csv,
+    told_by,
     write_results,
 )
 
@@ -102,8 +103,11 @@ class Grid:
                 f"{self.folder} holds results; allowed: another --out, --resume to go on, --force to replace"
             )
         named = {tuple(map(as_text, (*line.settings.values(), seed))): True for line, seed in self.cells.values()}
-        keys = [*self.lines[0].settings, "seed"]
-        for row in read_csv(self.folder / RESULTS):
+        rows, keys = read_csv(self.folder / RESULTS), [*self.lines[0].settings, "seed"]
+        if rows and [*told_by(rows), "seed"] != keys:
+            had, now = (", ".join(some) for some in (told_by(rows), keys[:-1]))
+            raise UserError(f"{self.folder} has lines told by {had}, not by {now}; allowed: the same, another --out")
+        for row in rows:
             line = tuple(str(row.get(key)) for key in keys)
             if not named.pop(line, False):
                 said = " ".join(f"{key}={value}" for key, value in zip(keys, line, strict=True))

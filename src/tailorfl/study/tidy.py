@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def read_csv(path: Path, needed: Sequence[str] = ()) -> list[dict[str, str]]:
         if None in row or None in row.values():
             raise UserError(f"{path}, line {number}: not as many values as columns")
     return rows
+
+
+def told_by(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """What the runs of a command differ in, by its table: their method, and the keys of a sweep."""
+    return list(takewhile(lambda key: key != "seed", rows[0])) if rows else []
 
 
 def _write_parquet(rows: Sequence[Row], path: Path, names: Sequence[str]) -> None:
