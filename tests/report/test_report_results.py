@@ -325,6 +325,15 @@ def test_the_same_run_in_two_folders_is_told_apart_by_them(tmp_path: Path) -> No
     assert labels(tmp_path / "a/seed-1", tmp_path / "a/d") == ["fedavg (a)", "fedavg (a/d)"]
 
 
+def test_the_same_run_in_two_folders_has_the_name_of_its_own_beside_others_that_differ_in_many_keys(
+    tmp_path: Path,
+) -> None:
+    for name in "ab":
+        make_run(tmp_path / name, rounds=1, clients=1, lr=1, batch_size=1)
+    make_run(tmp_path / "c", rounds=2, clients=2, lr=2, batch_size=2)
+    assert labels(tmp_path) == ["fedavg (a)", "fedavg (b)", "fedavg (c)"]
+
+
 def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path) -> None:
     make_run(tmp_path / "a/fedavg")
     make_run(tmp_path / "a/local", "local")

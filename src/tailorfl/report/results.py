@@ -154,10 +154,11 @@ def label_runs(runs: Sequence[RunResult], places: Mapping[Path, Path]) -> tuple[
     all_settings = [settings_of(own[0]) for own in alike.values()]
     entries: dict[str, list[RunResult]] = {}
     for own in alike.values():
-        label = _label(own[0], all_settings, places)
-        twice = len({run.seed for run in own}) < len(own)
+        keys = _differing(own[0], all_settings)
+        twice, many = len({run.seed for run in own}) < len(own), len(keys) > MOST_KEYS
+        label = own[0].method if many else _label(own[0], keys)
         for some in _by_place(own) if twice else [own]:
-            name = f"{label} ({_home(places[some[0].folder]).as_posix()})" if twice else label
+            name = f"{label} ({_home(places[some[0].folder]).as_posix()})" if twice or many else label
             while name in entries:
                 name += "'"
             entries[name] = some
@@ -182,13 +183,15 @@ def _as_named(runs: Iterable[RunResult], folders: Mapping[Path, Path]) -> list[R
     return sorted(runs, key=place)
 
 
-def _label(run: RunResult, all_settings: Sequence[Mapping[str, Any]], places: Mapping[Path, Path]) -> str:
+def _differing(run: RunResult, all_settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys in which it is unlike others of its method."""
     others = [other for other in all_settings if other["method"] == run.method]
     own = settings_of(run)
-    keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
-    if len(keys) > MOST_KEYS:
-        return f"{run.method} ({_home(places[run.folder]).as_posix()})"
-    return ", ".join([run.method, *(f"{key}={shown(own[key])}" for key in keys)])
+    return [key for key in own if any(other.get(key) != own[key] for other in others)]
+
+
+def _label(run: RunResult, keys: Iterable[str]) -> str:
+    return ", ".join([run.method, *(f"{key}={shown(run.config[key])}" for key in keys)])
 
 
 def _by_place(runs: Iterable[RunResult]) -> list[list[RunResult]]:
