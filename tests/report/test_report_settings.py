@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tailorfl.errors import UserError
 from tailorfl.report.results import Results, read_results
-from tailorfl.report.settings import common_settings, repeats
+from tailorfl.report.settings import common_settings, repeats, untold
+from tailorfl.report.tables import tables_of
 from tailorfl.study.compare import plan_comparison
 from tailorfl.study.config import configure, read_settings
 from tailorfl.study.grid import Line
@@ -198,3 +199,37 @@ def test_the_command_of_a_study_gives_the_same_cells_again(tmp_path: Path, given
     verb, study, *pairs = the_command(results)
     assert (verb, study) == ("reproduce", name)
     assert read_options(study, read_settings(pairs)) == plan
+
+
+# What tells runs apart beside their names.
+
+
+def test_methods_side_by_side_tell_the_settings_in_which_they_differ(tmp_path: Path) -> None:
+    configs = {"fedper": {"rounds": 3, "personal_layers": 2}, "local": {"rounds": 30, "lr": 0.5, "device": "cpu"}}
+    for name, chosen in configs.items():
+        write_config(tmp_path / name, configure(name, chosen).flat())
+    usual = str(configure("fedper", {}).flat()["lr"])
+    found = read_results([tmp_path / name for name in configs])
+    assert untold(found.entries) == {"rounds": ["3", "30"], "lr": [usual, "0.5"]}
+    [table] = [one for one in tables_of(found) if one.key == "differences"]
+    assert [head.name for head in table.heads] == ["", "rounds", "lr"]
+    assert [[cell.value for cell in row] for row in table.rows] == [["fedper", 3, float(usual)], ["local", 30, 0.5]]
+
+
+def test_seeds_are_told_where_none_is_common(tmp_path: Path) -> None:
+    for method, seeds in (("fedper", (1, 2)), ("local", (0,)), ("ditto", (0, 1))):
+        for seed in seeds:
+            write_config(tmp_path / method / f"seed-{seed}", configure(method, {"seed": seed}).flat())
+    folders = [tmp_path / name for name in ("fedper", "local", "ditto")]
+    assert untold(read_results(folders).entries) == {"seed": ["[1, 2]", "0", "[0, 1]"]}
+    assert untold(read_results(folders[::2]).entries) == {}
+
+
+def test_what_names_and_methods_say_is_not_said_again(tmp_path: Path) -> None:
+    for number, lr in enumerate((0.1, 0.2)):
+        write_config(tmp_path / "lr" / str(number), configure("fedavg", {"lr": lr}).flat())
+    for method in ("fedavg", "fedavg-ft"):  # differ in what a preset sets
+        write_config(tmp_path / "cmp" / method, configure(method, {}).flat())
+    for name in ("lr", "cmp"):
+        assert untold(read_results([tmp_path / name]).entries) == {}
+        assert "differences" not in {table.key for table in tables_of(read_results([tmp_path / name]))}

@@ -9,13 +9,15 @@ from typing import Any
 import yaml
 
 from tailorfl.errors import UserError
-from tailorfl.report.results import Entry, Results, shown
+from tailorfl.report.results import Entry, Results, settings_of, shown
 from tailorfl.study.compare import configure_all
 from tailorfl.study.config import Config, Experiment, configure
 from tailorfl.study.recipe_files import recipes
 from tailorfl.study.sweep import plan_sweep
 
 Settings = dict[str, Any]
+
+UNSET = object()  # unlike every value
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,29 @@ def common_settings(results: Results) -> dict[str, str]:
     alike = [key for key in first if all(key in one and one[key] == first[key] for one in others)]
     chosen = {key: value for run in results.runs for key, value in _chosen(run.config).items()}
     return {key: shown(chosen[key]) for key in alike if key in chosen}
+
+
+def untold(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
+    """The keys that entries share, but not with one value, and that neither names nor methods tell: values of each."""
+    configs = [{**settings_of(entry.first), **seeds} for entry, seeds in zip(entries, _own_seeds(entries), strict=True)]
+    usual = {entry.method: _usual(entry.method) for entry in entries}
+    found: dict[str, list[str | None]] = {}
+    for key in dict.fromkeys(key for config in configs for key in config if key != "method"):
+        having = [(entry, config[key]) for entry, config in zip(entries, configs, strict=True) if key in config]
+        differ = len({repr(value) for _, value in having}) > 1
+        if differ and any(usual[entry.method].get(key, UNSET) != value for entry, value in having):
+            values = [shown(config[key]) if key in config else None for config in configs]
+            if not all(f", {key}={value}" in entry.label for entry, value in zip(entries, values, strict=True)):
+                found[key] = values
+    return found
+
+
+def _own_seeds(entries: Sequence[Entry]) -> list[Settings]:
+    """The seeds of each where there is none that all have: their clients differ then."""
+    every = [sorted({run.seed for run in entry.runs}) for entry in entries]
+    if set.intersection(*map(set, every)):
+        return [{} for _ in entries]
+    return [{"seed": own[0] if len(own) == 1 else own} for own in every]
 
 
 def repeats(results: Results) -> list[Repeat]:
@@ -58,10 +83,7 @@ def _title(entry: Entry) -> str:
 def _chosen(config: Settings) -> Settings:
     """The settings that a command must name to come to this configuration."""
     name, own = str(config["method"]), {key: config[key] for key in config if key not in ("method", "seed")}
-    try:
-        usual = configure(name, {}).flat()
-    except UserError:  # a method of another package, which is not installed here
-        usual = Experiment().model_dump(mode="json")
+    usual = _usual(name)
     chosen = {key: value for key, value in own.items() if key not in usual or usual[key] != value}
     if (again := _configured(name, chosen)) is None:  # of another version
         return chosen
@@ -73,6 +95,14 @@ def _chosen(config: Settings) -> Settings:
             chosen = fewer
     plain = {key: _plain(value) for key, value in chosen.items()}
     return plain if (again := _configured(name, plain)) and _same(again, own) else chosen
+
+
+def _usual(name: str) -> Settings:
+    """What is so where nothing is said."""
+    try:
+        return configure(name, {}).flat()
+    except UserError:  # a method of another package, which is not installed here
+        return Experiment().model_dump(mode="json")
 
 
 def _plain(value: Any) -> Any:

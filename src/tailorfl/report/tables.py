@@ -8,6 +8,7 @@ from typing import Any
 from tailorfl.report.marks import thinned
 from tailorfl.report.results import Entry, Results
 from tailorfl.report.runs import RunResult, number
+from tailorfl.report.settings import untold
 from tailorfl.study.statistics import holm, interval, over_seeds, paired
 from tailorfl.study.tables import UNITS, WITH_INTERVAL, amount, largest_unit, probability
 from tailorfl.study.tables import number as as_number
@@ -55,11 +56,15 @@ def figure(value: float | None, shown: Callable[[float | None], str]) -> Cell:
 
 def tables_of(results: Results) -> list[Table]:
     """All tables of what was found, panel by panel."""
-    return [table for panel in results.panels for table in _panel(results.of(panel), panel, results.regression)]
+    told = results.kind == "study" or bool(results.swept)  # by the command: no need to say how runs differ
+    return [table for panel in results.panels for table in _panel(results.of(panel), panel, results.regression, told)]
 
 
-def _panel(entries: Sequence[Entry], panel: str, regression: bool) -> Iterable[Table]:
+def _panel(entries: Sequence[Entry], panel: str, regression: bool, told: bool) -> Iterable[Table]:
     yield _summary(entries, panel, regression)
+    differ = _differences(entries, panel)
+    if len(differ.heads) > 1 and not told:
+        yield differ
     compared = _paired(entries, panel, regression)
     if compared.rows:
         yield compared
@@ -123,6 +128,24 @@ def _summary(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
         )
     about = "Means over seeds; ± after a figure is half of a 95 % interval (Student's t)." if seeds else ""
     return Table("summary", "Summary", about, heads, tuple(rows), panel)
+
+
+def _differences(entries: Sequence[Entry], panel: str) -> Table:
+    """A column for each key in which entries differ, whatever their methods: else nobody knew what is compared."""
+    found = untold(entries)
+    values = {key: [_setting(value) for value in own] for key, own in found.items()}
+    columns = (Head(key, words=any(isinstance(cell.value, str) for cell in own)) for key, own in values.items())
+    rows = tuple((word(entry.label), *own) for entry, *own in zip(entries, *values.values(), strict=True))
+    about = "Settings that do not come with the method; '-': it has no such setting."
+    return Table("differences", "What differs", about, (Head("", words=True), *columns), rows, panel)
+
+
+def _setting(text: str | None) -> Cell:
+    """Sorted as a number where it is one."""
+    if text is None:
+        return Cell("-")
+    value = number(text)
+    return Cell(text, text if value is None else value)
 
 
 def _progress(runs: Sequence[RunResult]) -> Cell:

@@ -191,7 +191,7 @@ const opened = new Map(); // panels that somebody opened or closed
 function panel(one, place, several) {
   const by = (key) => one.tables.filter((table) => table.key === key);
   const content = [
-    ...by("summary").flatMap((table) => titled(table)),
+    ...by("summary").flatMap((table) => titled(table)), ...by("differences").flatMap((table) => titled(table)),
     el("div", { class: "plots" }, ...one.plots.map(cardOf)),
     ...by("paired").flatMap((table) => titled(table)), ...by("clients").flatMap((table) => titled(table)),
   ];
