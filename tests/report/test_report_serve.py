@@ -192,6 +192,16 @@ def test_a_run_that_trains_is_shown_as_far_as_it_is(root: Path, client: TestClie
         assert cells(training, "alone")["state"] == "done"
 
 
+def test_a_run_that_failed_is_told_from_one_that_was_stopped(root: Path, client: TestClient) -> None:
+    for name in ("stopped", "failed"):
+        write_run(root / name, rounds=2, planned=5, finished=False)
+    (root / "failed" / "error.txt").write_text("Traceback\nRuntimeError: out of memory\n")
+    answer = client.get("/runs.json")
+    assert [cells(answer, name)["state"] for name in ("stopped", "failed", "alone")] == ["stopped", "failed", "done"]
+    with occupied(root / "failed"):  # it is tried again
+        assert cells(client.get("/runs.json"), "failed")["state"] == "training"
+
+
 def cells(answer: Any, name: str, key: str = "runs") -> dict[str, str]:
     """What a row of the list says, by the heads of its columns."""
     table = answer.json()[key]
@@ -216,7 +226,11 @@ def test_a_broken_run_is_named_and_the_others_are_shown(root: Path, client: Test
     assert answer.status_code == 404
     assert "rounds.jsonl, line 1: not JSON" in answer.text
     assert names(client) == ["alone", "cmp/fedavg", "cmp/fedper"]
-    assert client.get("/data.json?run=cmp").status_code == 200
+    assert client.get("/data.json?run=cmp").json()["notes"] == []
+    (root / "cmp/fedper/rounds.jsonl").write_text("nonsense\n")
+    [note] = client.get("/data.json?run=cmp").json()["notes"]
+    assert note.startswith("left out: ")
+    assert note.endswith("fedper/rounds.jsonl, line 1: not JSON; was the file changed?")
 
 
 def test_an_empty_folder_is_no_error(tmp_path: Path) -> None:

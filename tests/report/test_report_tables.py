@@ -166,3 +166,11 @@ def test_the_table_of_clients_is_cut_at_a_thousand_and_says_so(tmp_path: Path, c
 def test_runs_that_train_have_no_table_of_clients(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, lines=[line(1, 0.5)]) for name in "ab"]
     assert [one.key for one in tables_of(together(("a", runs[:1]), ("b", runs[1:])))] == ["summary"]
+
+
+def test_a_run_that_trains_has_no_column_of_clients_beside_one_that_has_ended(tmp_path: Path) -> None:
+    done = make_run(tmp_path / "done", served=[client("x", 0.5)])
+    going = make_run(tmp_path / "going", lines=[line(1, 0.5)])
+    found = table(together(("going", [going]), ("done", [done])), "clients")
+    assert [head.name for head in found.heads] == ["client", "train", "test", "done"]
+    assert "Not there, for they have not ended: going." in found.about

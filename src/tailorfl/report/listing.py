@@ -39,6 +39,11 @@ class State:
         """When one of the files that are always there last was, in seconds."""
         return max((stamp[0] / 1e9 for stamp in self.stamps[: len(MAIN)] if stamp), default=0.0)
 
+    @property
+    def word(self) -> str:
+        """Of a run that has not come to its end."""
+        return "training" if self.trains else "failed" if self.stamps[FILES.index(ERROR)] else "stopped"
+
 
 def state_of(folder: Path) -> State:
     stamps = stamps_of(folder / name for name in FILES)
@@ -69,7 +74,7 @@ RUN_HEADS = (
     Head("data", words=True),
     Head("clients"),
     Head("seed"),
-    Head("state", "done, training now, or stopped", words=True),
+    Head("state", "done, training now, failed, or stopped", words=True),
     Head("rounds", "done, of those to do"),
     Head("accuracy", "of the clients' own models at the last evaluation, in %"),
     Head("test loss", "of the same models"),
@@ -94,7 +99,7 @@ def _row(folder: Path, name: str, state: State) -> tuple[Cell, ...]:
         word(config.get("data", "")),
         _whole(summary.get("clients", config.get("clients"))),
         _whole(config.get("seed")),
-        word("done" if summary else "training" if state.trains else "stopped"),
+        word("done" if summary else state.word),
         Cell(str(done) if summary else f"{done} of {planned}", done),
         figure(number(tested.get("personalized_accuracy")), percent),
         figure(number(tested.get("personalized_loss")), as_number),

@@ -51,7 +51,10 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
         "version": __version__,
         "runs": len(results.runs),
         "progress": progress_of(results),
-        "notes": [] if study else notes_of(results),  # a study has its own
+        "notes": [
+            *(f"left out: {reason}" for reason in results.left_out),
+            *([] if study else notes_of(results)),
+        ],  # a study has its own
         "choice": _choice(results),
         "study": None if study is None else asdict(study),
         "panels": [

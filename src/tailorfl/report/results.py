@@ -4,7 +4,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +52,7 @@ class Results:
     folder: Path | None = None  # where there is one that holds all
     options: dict[str, Any] = field(default_factory=dict)  # of a study: its name and what was chosen of it
     swept: tuple[str, ...] = ()  # the keys whose values a sweep has tried
+    left_out: tuple[str, ...] = ()  # runs that cannot be read, and why
 
     @property
     def runs(self) -> list[RunResult]:
@@ -75,7 +76,7 @@ class Results:
 
 
 def read_results(folders: Sequence[Path], title: str = "") -> Results:
-    """What these folders hold: one run, or all runs in them."""
+    """What these folders hold: one run, or all runs in them that can be read."""
     if not folders:
         raise UserError("no run is named; allowed: folders of runs, comparisons, sweeps or studies")
     found: dict[Path, Path] = {}  # a run's folder, and the one that was named
@@ -84,7 +85,11 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
         if not inside:
             raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: folders that 'tailor' wrote")
         found |= {path: folder for path in inside if path not in found}
-    runs = _as_named(_readable(found, folders), found)
+    runs, left_out = _readable(found, folders)
+    return replace(_results(_as_named(runs, found), found, folders, title), left_out=left_out)
+
+
+def _results(runs: Sequence[RunResult], found: Mapping[Path, Path], folders: Sequence[Path], title: str) -> Results:
     found = {run.folder: found[run.folder] for run in runs}
     places = {path: path.relative_to(folder) for path, folder in found.items()}
     if len(folders) > 1:
@@ -101,8 +106,8 @@ def read_results(folders: Sequence[Path], title: str = "") -> Results:
     return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder, swept=swept)
 
 
-def _readable(found: Iterable[Path], named: Sequence[Path]) -> list[RunResult]:
-    """Those that can be read; who named a folder is told why not, and of many one may be left out."""
+def _readable(found: Iterable[Path], named: Sequence[Path]) -> tuple[list[RunResult], tuple[str, ...]]:
+    """Those that can be read, and why others cannot; who named a folder is told, and of many one may be left out."""
     runs, left_out = [], list[UserError]()
     for path in found:
         try:
@@ -115,7 +120,7 @@ def _readable(found: Iterable[Path], named: Sequence[Path]) -> list[RunResult]:
         raise left_out[0]
     for reason in left_out:
         log.warning("left out: %s", reason)
-    return runs
+    return runs, tuple(map(str, left_out))
 
 
 def find_runs(folder: Path, deepest: int = DEEPEST) -> list[Path]:

@@ -254,9 +254,11 @@ def _clients(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
     first = next((entry for entry in entries if _ended(entry)), None)
     base = next((run for run in first.runs if run.clients), None) if first else None
     others = [entry.label for entry in entries if first and _ended(entry) and not _has_clients_of(entry, first)]
-    entries = [entry for entry in entries if entry.label not in others]
-    ended = {entry.label: [_served(run, regression) for run in entry.runs if run.clients] for entry in entries}
-    served = {label: over_seeds(found) if found else {} for label, found in ended.items()}
+    going = [entry.label for entry in entries if not _ended(entry)]
+    entries = [entry for entry in entries if entry.label not in (*others, *going)]
+    served = {
+        entry.label: over_seeds([_served(run, regression) for run in entry.runs if run.clients]) for entry in entries
+    }
     everybody = base.served if base else []
     chosen = thinned(everybody, MOST_CLIENTS)
     heads = (
@@ -277,5 +279,6 @@ def _clients(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
     cut = f" {len(chosen):,} of {len(everybody):,} clients." if len(chosen) < len(everybody) else ""
     seeds = ", mean over seeds; sizes are those of the first seed" if _several_seeds(entries) else ""
     left_out = f" Left out, for their clients are others: {', '.join(others)}." if others else ""
-    about = f"After the last round{seeds}.{cut}{left_out}"
+    not_there = f" Not there, for they have not ended: {', '.join(going)}." if going else ""
+    about = f"After the last round{seeds}.{cut}{left_out}{not_there}"
     return Table("clients", "Clients", about, heads, rows, panel)
