@@ -314,10 +314,18 @@ def test_who_is_in_the_list_by_keyboard_stays_there_while_runs_go_on(browser: An
 
 def test_runs_are_filtered_and_picked_to_be_seen_side_by_side(browser: Any, served: tuple[Path, str]) -> None:
     root, address = served
-    for method in ("fedavg", "fedper", "local"):
-        write_run(root / method, method, rounds=2)
+    for method, clients in (("fedavg", 4), ("fedper", 4), ("local", 5)):
+        write_run(root / method, method, rounds=2, clients=clients)
     open_page(browser, address)
-    search = browser.find_element("css selector", "input[type=search]")
+    search, state = browser.find_element("css selector", "input[type=search]"), browser.find_element("id", "state")
+    assert state.text == "3 runs"
+    search.send_keys("CLIENTS=5")
+    assert column(browser, "runs") == [" local"]
+    assert state.text == "1 of 3 runs"
+    search.send_keys("0")
+    assert "No run matches." in browser.find_element("tag name", "main").text
+    assert state.text == "0 of 3 runs"
+    search.clear()
     search.send_keys("fed digits")
     assert column(browser, "runs") == [" fedavg", " fedper"]
     for box in browser.find_elements("css selector", "#runs input"):

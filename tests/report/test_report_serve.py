@@ -202,6 +202,22 @@ def test_a_run_that_failed_is_told_from_one_that_was_stopped(root: Path, client:
         assert cells(client.get("/runs.json"), "failed")["state"] == "training"
 
 
+def test_every_setting_of_a_run_is_sent_to_find_it_by(root: Path, client: TestClient) -> None:
+    write_run(root / "alone", "local", seed=1, rounds=2, network_options={"hidden": [8, 4]}, partition=None)
+    settings = client.get("/runs.json").json()["settings"]
+    assert {"clients=4", "data=digits"} <= set(settings["alike"])
+    own = {name: set(words) for name, words in settings["own"].items()}
+    assert own["alone"] > {"method=local", "seed=1", "network_options={hidden:[8,4]}", "partition=null"}
+    assert own["cmp/fedper"] == {"method=fedper", "seed=0", "rounds=3"}
+
+
+def test_the_list_has_the_name_of_its_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    with TestClient(make_app(Path()), base_url=HOME) as client:
+        assert client.get("/runs.json").json()["title"] == "Runs: runs"
+        assert "<title>Runs: runs</title>" in client.get("/").text
+
+
 def cells(answer: Any, name: str, key: str = "runs") -> dict[str, str]:
     """What a row of the list says, by the heads of its columns."""
     table = answer.json()[key]

@@ -64,8 +64,17 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 def list_runs(root: Path, runs: Mapping[Path, State]) -> dict[str, Any]:
     """The runs below a folder, and the folders that hold several of them: comparisons, sweeps, studies."""
-    tables = {"runs": _runs(root, runs), "folders": _folders(root, {run: state.changed for run, state in runs.items()})}
-    return {"title": f"Runs: {root.name or root}", **{name: asdict(table) for name, table in tables.items()}}
+    return {
+        "title": title_of(root),
+        "runs": asdict(_runs(root, runs)),
+        "folders": asdict(_folders(root, {run: state.changed for run, state in runs.items()})),
+        "settings": _settings(root, runs),
+    }
+
+
+def title_of(root: Path) -> str:
+    """By the folder's own name, also where it is named as the current one."""
+    return f"Runs: {Path(os.path.abspath(root)).name or root}"
 
 
 RUN_HEADS = (
@@ -106,6 +115,24 @@ def _row(folder: Path, name: str, state: State) -> tuple[Cell, ...]:
         figure(number(lines[-1].get("loss")), as_number),
         Cell("", state.changed),  # in the browser's own time
     )
+
+
+def _settings(root: Path, runs: Mapping[Path, State]) -> dict[str, Any]:
+    """By which runs are found beside what is shown of them: what all have alike, and what each has of its own."""
+    found = {run.relative_to(root).as_posix(): _words(run, state) for run, state in runs.items()}
+    alike = frozenset[str]().union(*found.values()).intersection(*found.values())
+    return {"alike": sorted(alike), "own": {name: sorted(words - alike) for name, words in found.items()}}
+
+
+@lru_cache(maxsize=4096)
+def _words(folder: Path, state: State) -> frozenset[str]:
+    """Its settings as they are typed, without spaces, for those part the words of a filter."""
+    return frozenset(f"{key}={_typed(value)}" for key, value in _mapping(folder / CONFIG).items())
+
+
+def _typed(value: Any) -> str:
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value).replace("'", "")
+    return "".join(text.split()).lower()
 
 
 def _whole(value: Any) -> Cell:

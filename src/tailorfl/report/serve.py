@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from tailorfl.data.extras import import_extra
 from tailorfl.errors import UserError
-from tailorfl.report.listing import list_runs, stamps_of, state_of
+from tailorfl.report.listing import list_runs, stamps_of, state_of, title_of
 from tailorfl.report.page import library, page_data, shell
 from tailorfl.report.results import find_runs, read_results
 from tailorfl.report.runs import links_lead_on
@@ -68,7 +68,7 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
         )
 
     def index(request: Any) -> Any:
-        return page(served(f"Runs: {root.name or root}", "runs.json", "index.js"))
+        return page(served(title_of(root), "runs.json", "index.js"))
 
     def runs(request: Any) -> Any:
         states = {run: state_of(run) for run in find_runs(root)}
