@@ -236,6 +236,11 @@ def test_folders_say_what_they_hold(root: Path, client: TestClient) -> None:
     assert cells(client.get("/runs.json"), "cmp", "folders")["what"] == ""
 
 
+def test_a_folder_without_a_table_says_what_its_runs_are(root: Path, client: TestClient) -> None:
+    said = cells(client.get("/runs.json"), "cmp", "folders")
+    assert [said[key] for key in ("what", "methods", "data")] == ["", "fedavg, fedper", "digits"]
+
+
 def test_a_broken_run_is_named_and_the_others_are_shown(root: Path, client: TestClient) -> None:
     (root / "alone" / "rounds.jsonl").write_text("nonsense\n")
     answer = client.get("/data.json?run=alone")

@@ -67,7 +67,7 @@ def list_runs(root: Path, runs: Mapping[Path, State]) -> dict[str, Any]:
     return {
         "title": title_of(root),
         "runs": asdict(_runs(root, runs)),
-        "folders": asdict(_folders(root, {run: state.changed for run, state in runs.items()})),
+        "folders": asdict(_folders(root, runs)),
         "settings": _settings(root, runs),
     }
 
@@ -93,17 +93,17 @@ RUN_HEADS = (
 
 
 def _runs(root: Path, runs: Mapping[Path, State]) -> Table:
-    rows = tuple(_row(run, run.relative_to(root).as_posix(), state) for run, state in runs.items())
+    rows = tuple((word(run.relative_to(root).as_posix()), *_row(run, state)) for run, state in runs.items())
     return Table("runs", "Runs", "", RUN_HEADS, rows)
 
 
 @lru_cache(maxsize=4096)  # of many runs few change from one look to the next
-def _row(folder: Path, name: str, state: State) -> tuple[Cell, ...]:
+def _row(folder: Path, state: State) -> tuple[Cell, ...]:
+    """What is shown of it beside its name."""
     config, summary, lines = _mapping(folder / CONFIG), _mapping(folder / SUMMARY), last_lines(folder / ROUNDS)
     planned, done = (int(number(of.get(key)) or 0) for of, key in ((config, "rounds"), (lines[-1], "round")))
     tested = summary or next((line for line in reversed(lines) if "personalized_loss" in line), {})
     return (
-        word(name),
         word(config.get("method", "")),
         word(config.get("data", "")),
         _whole(summary.get("clients", config.get("clients"))),
@@ -140,21 +140,21 @@ def _whole(value: Any) -> Cell:
     return Cell("-" if found is None else f"{found:.0f}", found)
 
 
-def _folders(root: Path, changed: Mapping[Path, float]) -> Table:
+def _folders(root: Path, runs: Mapping[Path, State]) -> Table:
     """The folders with several runs, as a command wrote them, by name; parts of what a command wrote are not listed."""
-    held: dict[Path, list[float]] = {}  # when each of its runs changed
-    for run, at in changed.items():
+    held: dict[Path, list[Path]] = {}
+    for run in runs:
         for parent in run.parents:
             if root in parent.parents:
-                held.setdefault(parent, []).append(at)
+                held.setdefault(parent, []).append(run)
     studies = {folder: _study(folder) for folder in held}
     written = {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
     rows = tuple(
         (
             word(folder.relative_to(root).as_posix()),
-            *map(word, _what(folder, studies[folder])),
+            *map(word, _what(folder, studies[folder], {run: runs[run] for run in held[folder]})),
             Cell(str(len(held[folder])), len(held[folder])),
-            Cell("", max(held[folder])),
+            Cell("", max(runs[run].changed for run in held[folder])),
         )
         for folder in sorted(held)
         if len(held[folder]) > 1 and written.isdisjoint(folder.parents)
@@ -172,15 +172,23 @@ def _study(folder: Path) -> str:
         return ""
 
 
-def _what(folder: Path, study: str) -> tuple[str, str, str]:
-    """What a command wrote there, as its table says: its kind, or the study's name, the methods, and the data."""
+def _what(folder: Path, study: str, runs: Mapping[Path, State]) -> tuple[str, str, str]:
+    """What a command wrote there, as its table says: its kind, or the study's name, the methods, and the data.
+
+    The table is written at the end: until then, runs say what they are themselves.
+    """
     try:
         rows = read_table(folder / RESULTS, ())
     except UserError:  # no table of ours
         rows = []
-    methods, data = (list(dict.fromkeys(row[key] for row in rows if row.get(key))) for key in ("method", "data"))
     kind = "" if not rows else "comparison" if told_by(rows) == ["method"] else "sweep"
+    said = rows or [_of_run(run, state) for run, state in runs.items()]
+    methods, data = (list(dict.fromkeys(row[key] for row in said if row.get(key))) for key in ("method", "data"))
     return study or kind, _some(methods), _some(data)
+
+
+def _of_run(run: Path, state: State) -> dict[str, str]:
+    return {head.name: cell.text for head, cell in zip(RUN_HEADS[1:], _row(run, state), strict=True)}
 
 
 def _some(names: Sequence[str]) -> str:
