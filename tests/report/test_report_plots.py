@@ -9,7 +9,7 @@ from hand_runs import client, line, make_run, together
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailorfl.report.marks import Bars, HeatMap, Line, Plot, Points, thinned
+from tailorfl.report.marks import LONGEST_NAME, Bars, HeatMap, Line, Plot, Points, thinned, ticks
 from tailorfl.report.plots import plots_of
 from tailorfl.report.results import Results
 
@@ -156,6 +156,19 @@ def test_clients_of_one_long_name_each_have_a_column(tmp_path: Path) -> None:
     assert len(set(heat.columns)) == 2
 
 
+@given(st.lists(st.text(st.sampled_from("ab, ="), max_size=3 * LONGEST_NAME), unique=True))
+def test_names_of_an_axis_are_told_apart_by_what_they_say(names: list[str]) -> None:
+    found = ticks(names)
+    assert len(set(found)) == len(names)
+    assert not any("'" in name for name in found)
+    assert list(found) == names or max(map(len, names)) > LONGEST_NAME
+
+
+def test_long_names_of_an_axis_lose_their_middle_and_equal_ones_are_marked() -> None:
+    assert ticks(["a hospital with a very long name, north"]) == ("a hospital w…name, north",)
+    assert ticks(["a", "a"]) == ("a", "a'")
+
+
 # Costs.
 
 
@@ -177,6 +190,13 @@ def test_time_is_the_mean_over_seeds_also_of_runs_that_train(tmp_path: Path) -> 
     done = make_run(tmp_path / "0", summary={"seconds_training": 10.0, "seconds_evaluation": 1.0})
     going = make_run(tmp_path / "1", lines=[line(1, seconds=2.0), line(2, seconds=4.0, seconds_evaluation=1.0)])
     assert bars(plots(together(("a", [done, going])))["time"]) == {"training": {"a": 8}, "evaluation": {"a": 1}}
+
+
+def test_bars_of_a_sweep_are_named_by_their_settings_a_line_each(tmp_path: Path) -> None:
+    layers = [make_run(tmp_path / str(k), summary={"seconds_training": 1.0}) for k in (1, 2)]
+    entries = [(f"fedavg, lr=0.01, personal_layers={k}", [run]) for k, run in enumerate(layers, start=1)]
+    found = bars(plots(together(*entries))["time"])["training"]
+    assert list(found) == ["lr=0.01,\npersonal_layers=1", "lr=0.01,\npersonal_layers=2"]
 
 
 def test_groups_are_the_mean_over_seeds_and_a_group_that_one_has_not_is_empty(tmp_path: Path) -> None:

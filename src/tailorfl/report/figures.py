@@ -86,7 +86,7 @@ def _draw(figure: Any, axes: Any, plot: Plot) -> None:
 
 def _legend(figure: Any, names: Sequence[str]) -> None:
     """Below the plot, which keeps its shape: the figure grows by what has no room."""
-    longest = max(len(line) for name in names for line in _key(name).split("\n"))
+    longest = max(_width(_key(name)) for name in names)
     most = max(1, LONGEST_LINE // (longest + 6))  # columns; each name has a sign before it
     columns = ceil(len(names) / ceil(len(names) / most))  # rows as full as they can be
     lines = sum(_key(name).count("\n") + 1 for name in names) / columns
@@ -148,8 +148,13 @@ def _names(set_ticks: Any, names: Sequence[str], most: int = 12) -> None:
     """As many names as there is room for; long ones stand upright below an axis."""
     step = -(-len(names) // most)
     shown = names[::step]
-    upright = set_ticks.__name__ == "set_xticks" and sum(map(len, shown)) > 40
+    upright = set_ticks.__name__ == "set_xticks" and sum(_width(name) for name in shown) > 40
     set_ticks(range(0, len(names), step), shown, **({"rotation": 45, "ha": "right"} if upright else {}))
+
+
+def _width(text: str) -> int:
+    """Letters of its longest line."""
+    return max(map(len, text.split("\n")))
 
 
 def _limit(axes: Any, plot: Plot) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.report.marks import Axis, Band, Bars, HeatMap, Line, Numbers, Plot, Scale, drawn, short, thinned, unique
+from tailorfl.report.marks import Axis, Band, Bars, HeatMap, Line, Numbers, Plot, Scale, drawn, thinned, ticks
 from tailorfl.report.runs import Notes, RunResult, groups_of, number
 from tailorfl.study.mixing import WAYS, frozen_layers, has_mixing
 
@@ -116,7 +116,7 @@ def _slices(scale: Scale, run: RunResult) -> Iterator[Plot]:
     if not groups:
         return
     layers = tuple(groups[0]["layers"])
-    rows = unique([f"{short(str(one['group']))} ({one['clients']})" for one in groups])
+    rows = ticks([f"{one['group']} ({one['clients']})" for one in groups])
     shares: list[Numbers] = [[number(one["layers"].get(layer)) for layer in layers] for one in groups]
     heat = HeatMap("share of the global layer", layers, rows, [[_times(100, v) for v in row] for row in shares], 0, 100)
     about = "How much of each layer of the global network, in %, the network of a group has; in brackets its clients."

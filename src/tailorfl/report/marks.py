@@ -139,19 +139,29 @@ def thinned(values: Sequence[Any], most: int) -> list[Any]:
     return [values[round(place * (count - 1) / (most - 1))] for place in range(most)]
 
 
-def short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+def short(name: str, longest: int = LONGEST_NAME) -> str:
+    """Each of its lines without its middle, if it is long: names of a kind differ at one of their ends, mostly."""
+    return "\n".join(_cut(line, longest) for line in name.split("\n"))
 
 
-def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of an axis, no two alike: those would fall together."""
+def _cut(line: str, longest: int) -> str:
+    end = (longest - 1) // 2
+    return line if len(line) <= longest else f"{line[: longest - 1 - end]}…{line[-end:]}"
+
+
+def ticks(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of an axis, as short as they can be told apart; no two alike: those would fall together."""
+    longest = LONGEST_NAME
+    while len({short(name, longest) for name in names}) < len(set(names)):
+        longest += LONGEST_NAME
     found: list[str] = []
     taken: set[str] = set()
     for name in names:
-        while name in taken:
-            name += "'"
-        taken.add(name)
-        found.append(name)
+        label = short(name, longest)
+        while label in taken:
+            label += "'"
+        taken.add(label)
+        found.append(label)
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from tailorfl.report.marks import (
     over_seeds,
     short,
     thinned,
-    unique,
+    ticks,
 )
 from tailorfl.report.results import Entry, Results
 from tailorfl.report.runs import ClassCounts, ClientResult, RunResult, groups_of, number
@@ -238,8 +238,8 @@ class Drawing:
     def _class_map(self, counts: ClassCounts) -> HeatMap:
         clients, classes = (thinned(range(len(of)), self.scale.most) for of in (counts.clients, counts.classes))
         values: list[Numbers] = [[float(counts.train[client][label]) for client in clients] for label in classes]
-        columns = unique([short(counts.clients[client]) for client in clients])
-        rows = unique([short(counts.classes[label]) for label in classes])
+        columns = ticks([counts.clients[client] for client in clients])
+        rows = ticks([counts.classes[label] for label in classes])
         return HeatMap("training rows", columns, rows, values, low=0.0)
 
     # Costs.
@@ -261,7 +261,7 @@ class Drawing:
     def time(self) -> Plot:
         alone = len({entry.method for entry in self.entries}) == 1  # then labels need not name the method
         names = [entry.label.removeprefix(f"{entry.method}, ") if alone else entry.label for entry in self.entries]
-        labels = unique([short(name) for name in names])
+        labels = ticks([name.replace(", ", ",\n") for name in names])  # a line for each setting
         bars = []
         for place, (key, name) in enumerate((("seconds_training", "training"), ("seconds_evaluation", "evaluation"))):
             seconds = [fmean(number(run.figures.get(key)) or 0.0 for run in entry.runs) for entry in self.entries]
@@ -274,7 +274,7 @@ class Drawing:
         """In a federation of groups: how well each is served."""
         found = {entry.label: _by_group(entry.runs) for entry in self.entries}
         names = tuple(dict.fromkeys(name for groups in found.values() for name in groups))
-        labels = unique([short(name) for name in names])
+        labels = ticks(names)
         bars = [
             Bars(
                 entry.label,

@@ -70,7 +70,7 @@ function heat(mark, plot) {
 
 // Plotly reads some markup in its texts; names of clients and files are nobody's markup.
 function safe(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "% {");
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "% {").replace(/\n/g, "<br>");
 }
 
 function cleaned(trace) {
