@@ -194,6 +194,18 @@ def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Pa
     until(lambda: min(browser.execute_script(widths)) > 400, "all are as wide as before")
 
 
+def test_on_paper_plots_of_many_long_names_keep_their_height(browser: Any, tmp_path: Path) -> None:
+    for number, lr in enumerate((0.01, 0.02, 0.03, 0.04, 0.05, 0.06)):
+        write_run(tmp_path / str(number), lr=lr, personal_layers_of_a_network=number)
+    write_page(read_results([tmp_path]), tmp_path / "report.html")
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    heights = "return [...document.querySelectorAll('.plot .canvas')].map((one) => one._fullLayout?._size.h ?? 0)"
+    until(lambda: min(browser.execute_script(heights)) > 60, "every plot is as high as alone")
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    until(lambda: min(browser.execute_script(heights)) > 120, "and again on the screen")
+
+
 def test_a_study_with_many_columns_opens_one_panel_and_draws_others_when_they_are_opened(
     browser: Any, tmp_path: Path
 ) -> None:

@@ -8,7 +8,9 @@ const MANY = 4; // lines; with more, bands are hidden until they are asked for
 const FEW = 60; // points; with more, a line has no dots
 // Named one by one: the library's own choice has a button that sends a chart to a server.
 const BUTTONS = [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
-const PAPER = { width: 315, height: 240, autosize: false }; // two plots beside each other on A4 or letter
+const PAPER = { width: 315, height: 240, autosize: false }; // two plots beside each other on A4 or letter, less their legends
+const BESIDE = 70; // of a plot's width, for its numbers
+const LETTER = 6.6; // a letter's width, about
 
 let paper = false; // whether it is being printed
 const cards = new Map(); // by plot: its element, its data, whether it is drawn
@@ -106,11 +108,15 @@ function layout(plot) {
   };
 }
 
-// A legend of many long names needs room below the plot, which keeps its own.
+// A legend of many long names needs room below the plot, which keeps its own, and so do names that stand upright on paper.
 function more(plot) {
+  const width = paper ? PAPER.width - BESIDE : 500;
   const names = plot.marks.filter((mark) => mark.kind !== "heatmap").map((mark) => mark.name.length);
-  const across = Math.max(1, Math.floor(500 / (Math.max(0, ...names) * 6.6 + 46)));
-  return 19 * Math.max(0, Math.ceil(names.length / across) - 2);
+  const across = Math.max(1, Math.floor(width / (Math.max(0, ...names) * LETTER + 46)));
+  const bars = (plot.marks.find((mark) => mark.labels)?.labels ?? []).map((label) => Math.max(...label.split("\n").map((line) => line.length)));
+  const longest = Math.max(0, ...bars);
+  const upright = paper && longest * bars.length * LETTER > width ? Math.max(0, longest - 8) * LETTER : 0;
+  return 19 * Math.max(0, Math.ceil(names.length / across) - 2) + upright;
 }
 
 function span(plot) {
@@ -127,8 +133,10 @@ function diagonal(plot, colour) {
 function draw(card) {
   const { plot, canvas, bands } = card;
   const image = { format: "svg", filename: plot.name };
+  const size = paper ? { ...PAPER, height: PAPER.height + more(plot) } : { autosize: true };
   card.drawn = true;
-  return Plotly.react(canvas, traces(plot, bands).map(cleaned), { ...layout(plot), ...(paper ? PAPER : { autosize: true }) }, {
+  canvas.style.setProperty("--more", `${more(plot)}px`);
+  return Plotly.react(canvas, traces(plot, bands).map(cleaned), { ...layout(plot), ...size }, {
     responsive: !paper, displaylogo: false, toImageButtonOptions: image, displayModeBar: "hover", modeBarButtons: BUTTONS,
   });
 }
