@@ -243,7 +243,7 @@ def test_a_live_run_is_listed_and_its_curve_grows_until_it_ends(browser: Any, se
     browser.get_log("browser")
     browser.get(address)
     until(lambda: "no run here yet" in browser.find_element("tag name", "main").text, "an empty list")
-    run = write_run(root / "live", "fedper", rounds=1, planned=3, finished=False)
+    run = write_run(root / "live", "fedper", rounds=2, planned=4, finished=False)
     until(lambda: column(browser, "runs") == [" live"], "the run is listed")
     browser.find_element("link text", "live").click()
     points = (
@@ -253,14 +253,14 @@ def test_a_live_run_is_listed_and_its_curve_grows_until_it_ends(browser: Any, se
     def shown() -> int:
         return int(browser.execute_script(points) or 0)
 
-    until(lambda: shown() == 1, "one point")
-    assert "round 1 of 3" in browser.find_element("id", "progress").text
+    until(lambda: shown() == 2, "two points")
+    assert "round 2 of 4" in browser.find_element("id", "progress").text
     with (run / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps(round_line(2, 0.5)) + "\n")
-    until(lambda: shown() == 2, "the curve has grown")
-    assert "round 2 of 3" in browser.find_element("id", "progress").text
-    write_run(run, "fedper", rounds=3)
-    until(lambda: shown() == 3 and not browser.find_elements("id", "progress"), "the end")
+        file.write(json.dumps(round_line(3, 0.5)) + "\n")
+    until(lambda: shown() == 3, "the curve has grown")
+    assert "round 3 of 4" in browser.find_element("id", "progress").text
+    write_run(run, "fedper", rounds=4)
+    until(lambda: shown() == 4 and not browser.find_elements("id", "progress"), "the end")
     assert complaints(browser) == []
 
 

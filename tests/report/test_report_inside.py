@@ -72,7 +72,7 @@ def test_mixed_layers_are_means_over_the_clients_of_a_round(tmp_path: Path) -> N
 
 def test_notes_of_another_kind_are_no_mixed_layers(tmp_path: Path) -> None:
     notes = [(1, "a", "site_seconds", 3.0)]
-    assert inside(make_run(tmp_path / "a", lines=[line(1)], notes=notes)).keys() == {"training-loss"}
+    assert inside(make_run(tmp_path / "a", lines=[line(1), line(2)], notes=notes)).keys() == {"training-loss"}
 
 
 def test_forgetting_is_shown_by_rounds_away_and_by_round(tmp_path: Path) -> None:

@@ -56,20 +56,30 @@ def test_one_entry_alone_shows_all_its_models_and_several_show_their_own_models(
     figures = {"global_accuracy": 0.3, "adapted_accuracy": 0.7, "worst_decile_accuracy": 0.1, "beta_accuracy": 0.2}
     run = make_run(
         tmp_path / "a",
-        lines=[line(1, 0.5, **figures)],
+        lines=[line(1, 0.4, **figures), line(2, 0.5, **figures)],
         measures=[{"round": 1, "client": "a", "beta_accuracy": 0.2}],
     )
     alone = plots(together(("a", [run])))
     assert {name: one.y for name, one in lines(alone["accuracy"]).items()} == {
-        "personalized": [50],
-        "global model": [30],
-        "worst tenth of clients": [10],
-        "adapted model": [70],  # and not what a method measures of each client
+        "personalized": [40, 50],
+        "global model": [30, 30],
+        "worst tenth of clients": [10, 10],
+        "adapted model": [70, 70],  # and not what a method measures of each client
     }
     assert "global" not in alone
     both = plots(together(("a", [run]), ("b", [run])))
     assert list(lines(both["accuracy"])) == ["a", "b"]
     assert list(lines(both["global"])) == ["a", "b"]
+
+
+def test_there_is_no_course_over_rounds_of_one_evaluation(tmp_path: Path) -> None:
+    once, twice = (
+        make_run(tmp_path / name, lines=[line(1), *(line(at, 0.5, global_accuracy=0.5) for at in rounds)])
+        for name, rounds in (("once", [3]), ("twice", [2, 3]))
+    )
+    assert not {"accuracy", "global"} & set(plots(together(("a", [once]), ("b", [once]))))
+    both = plots(together(("a", [once]), ("b", [twice])))
+    assert [len(one.x) for one in lines(both["accuracy"]).values()] == [1, 2]
 
 
 def test_training_loss_has_every_round_and_a_gap_where_nobody_answered(tmp_path: Path) -> None:
@@ -80,12 +90,12 @@ def test_training_loss_has_every_round_and_a_gap_where_nobody_answered(tmp_path:
 
 
 def test_a_regression_shows_losses_as_they_are(tmp_path: Path) -> None:
-    tested = [line(1, personalized_accuracy=None, personalized_loss=7.0, global_loss=9.0)]
+    tested = [line(k, personalized_accuracy=None, personalized_loss=7.0, global_loss=9.0) for k in (1, 2)]
     served = [client("a", "", loss=3.0), client("b", "", loss=1.0)]
     runs = [make_run(tmp_path / name, lines=tested, served=served) for name in "xy"]
     found = plots(together(("x", runs[:1]), ("y", runs[1:])))
-    assert lines(found["accuracy"])["x"].y == [7]
-    assert lines(found["global"])["y"].y == [9]
+    assert lines(found["accuracy"])["x"].y == [7, 7]
+    assert lines(found["global"])["y"].y == [9, 9]
     assert lines(found["clients"])["x"].y == [1, 3]
     assert found["accuracy"].y.label == found["clients"].y.label == "loss"
     assert "from the best served" in found["clients"].about
@@ -240,7 +250,10 @@ def test_long_runs_of_many_clients_are_thinned_in_every_plot(tmp_path: Path) -> 
 
 def test_an_entry_looks_alike_in_all_plots_whatever_others_are_missing(tmp_path: Path) -> None:
     served = [client("a", 0.5, 0.2)]
-    runs = [make_run(tmp_path / name, lines=[line(1, 0.5)], served=own) for name, own in (("x", []), ("y", served))]
+    runs = [
+        make_run(tmp_path / name, lines=[line(1), line(2, 0.4), line(3, 0.5)], served=own)
+        for name, own in (("x", []), ("y", served))
+    ]
     drawn = plots(together(("x", runs[:1]), ("y", runs[1:])))
     styles = {
         mark.style

@@ -116,7 +116,10 @@ class Drawing:
         return any(len(entry.runs) > 1 for entry in self.entries)
 
     def _rounds(self, key: str, title: str, about: str, lines: Iterable[Line], label: str) -> Plot:
-        return Plot(key, title, about, Axis("round", whole=True), Axis(label), drawn(lines))
+        """Nothing where no entry has two rounds: dots without a course are in the summary."""
+        marks = drawn(lines)
+        course = any(sum(value is not None for value in line.y) > 1 for line in marks)
+        return Plot(key, title, about, Axis("round", whole=True), Axis(label), marks if course else ())
 
     def _all_curves(self, entry: Entry) -> list[Line]:
         """Of one entry alone: its personalized models, its global one, and others that were tested beside them."""
