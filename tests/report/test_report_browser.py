@@ -324,6 +324,26 @@ def test_who_is_in_the_list_by_keyboard_stays_there_while_runs_go_on(browser: An
     assert complaints(browser) == []
 
 
+def test_on_a_narrow_screen_names_stay_in_sight_and_words_are_whole(browser: Any, served: tuple[Path, str]) -> None:
+    root, address = served
+    for method in ("fedavg", "fedper"):
+        write_run(root / "cmp" / method, method)
+    (root / "cmp/results.csv").write_text("method,seed\nfedavg,0\nfedper,0\n")
+    narrow = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+    open_page(browser, address)
+    lines = """const range = document.createRange();
+               range.selectNodeContents(document.querySelector("#folders tbody").rows[0].cells[1]);
+               return [range.toString(), range.getClientRects().length]"""
+    assert browser.execute_script(lines) == ["comparison", 1]
+    left = "return document.querySelector('#runs tbody').rows[0].cells[0].getBoundingClientRect().left"
+    before = browser.execute_script(left)
+    scroll = "const box = document.getElementById('runs'); box.scrollLeft = 200; return box.scrollLeft"
+    assert browser.execute_script(scroll) == 200
+    assert browser.execute_script(left) == pytest.approx(before, abs=1)
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_runs_are_filtered_and_picked_to_be_seen_side_by_side(browser: Any, served: tuple[Path, str]) -> None:
     root, address = served
     for method, clients in (("fedavg", 4), ("fedper", 4), ("local", 5)):

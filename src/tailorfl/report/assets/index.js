@@ -10,7 +10,8 @@ const folders = el("section"), runs = el("section");
 let data = null;
 
 const address = (names) => `view?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`;
-const link = (name) => el("a", { href: address([name]) }, name);
+const parts = (name) => name.split(/(?<=[/,])/).flatMap((part) => [part, el("wbr")]); // where it may break first
+const link = (name) => el("a", { href: address([name]) }, ...parts(name));
 const moment = (seconds) => new Date(1000 * seconds).toLocaleString();
 
 // All words must be there: in what is shown of a row, or as one of the settings of its run.
