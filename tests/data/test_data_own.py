@@ -108,6 +108,7 @@ def test_a_label_column_may_stand_anywhere(tmp_path: Path) -> None:
         (TABLE, {"client_column": "who"}, "no column client_column=who; allowed: site"),
         ("a,b\n1,2\n3\n", {}, "row 2 has 1 values, the header has 2"),
         ("a,b\n,2\n", {}, "column a has '', allowed: a number"),
+        ("a,b,a,y\n1,2,3,4\n", {}, "has two columns named 'a'; allowed: every name once"),
         ("a,b\n", {}, "has no rows"),
         ("", {}, "has no rows"),
         ("b\n1\n", {}, "has no feature columns"),

@@ -45,6 +45,7 @@ def read_csv(file: Path, what: str) -> Columns:
     uneven = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
     if uneven is not None:
         raise UserError(f"{what}: row {uneven + 1} has {len(rows[uneven])} values, the header has {len(header)}")
+    _check_names(header, what)
     return dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else {}
 
 
@@ -55,6 +56,13 @@ def read_parquet(file: Path, what: str) -> Columns:
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
         raise UserError(f"{what} cannot be read: {reason(error)}") from error
     return {column: table.column(column).to_pylist() for column in table.column_names}
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    """Columns are told apart by their names: of two with the same one, only the last would be kept."""
+    repeated = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if repeated is not None:
+        raise UserError(f"{what} has two columns named {repeated!r}; allowed: every name once")
 
 
 def height(columns: Columns) -> int:
