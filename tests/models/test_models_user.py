@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tailorfl.errors import UserError
-from tailorfl.models import BatchNorm2d, build_module, load_user_module
+from tailorfl.models import BatchNorm2d, Network, build_module, load_user_module
 
 SOURCE = """
 import torch
@@ -44,6 +44,17 @@ class Outside(nn.Module):
 class Fails(nn.Module):
     def __init__(self):
         raise RuntimeError("first line\\nsecond line")
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+class TiedWithin(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Linear(3, 2))
+        self[0][1].weight = self[0][0].weight
 
 def empty():
     return nn.Sequential(nn.ReLU())
@@ -100,6 +111,7 @@ def test_a_class_that_takes_any_option_gets_the_options():
         ("my_networks:empty", {}, ["no layers"]),
         ("my_networks:lazy", {}, ["lazy"]),
         ("my_networks:Outside", {}, ["outside its layers", "scale"]),
+        ("my_networks:Tied", {}, ["belong to two layers (second.weight)", "within one child"]),
         ("my_networks:Needy", {}, ["needs depth"]),
         ("my_networks:Fails", {}, ["RuntimeError: first line"]),
         ("my_networks:Net", {"height": 3}, ["no option 'height'", "width"]),
@@ -112,3 +124,8 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(path, options, words):
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
+
+
+def test_parameters_may_be_tied_within_a_layer() -> None:
+    network = Network(load_user_module("my_networks:TiedWithin", (3,), 2))
+    assert network.tried(torch.ones(1, 3), train=True).shape == (2, 2)

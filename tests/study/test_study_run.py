@@ -1,6 +1,7 @@
 """What a run leaves on disk, and what it refuses."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,57 @@ def test_a_regression_has_losses_and_no_accuracies(tmp_path: Path) -> None:
     assert summary["personalized_loss"] > 0
     assert summary["new_client_loss"] > 0
     assert all(row["accuracy"] == "" and float(row["loss"]) > 0 for row in clients(tmp_path / "run"))
+
+
+OUTPUTS = """
+import math
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, input_shape, outputs=10, form="rows"):
+        super().__init__()
+        self.flat, self.head = nn.Flatten(), nn.Linear(math.prod(input_shape), outputs)
+        self.form = form
+
+    def forward(self, inputs):
+        outputs = self.head(self.flat(inputs))
+        forms = {"rows": outputs, "pair": (outputs, 1), "planes": outputs[:, None], "one": outputs.squeeze(-1)}
+        return forms[self.form]
+"""
+REGRESSION = {"data": "synthetic-regression", "partition": "natural", "samples_per_client": None}
+
+
+@pytest.fixture
+def network_of_mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "outputs_of_mine.py").write_text(OUTPUTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "outputs_of_mine", raising=False)
+    return "outputs_of_mine:Net"
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "line"),
+    [
+        ({"outputs": 7}, {}, "gives outputs of shape 2x7 for two samples, .* one of 10 classes; allowed: 2x10"),
+        ({"outputs": 20}, {}, "shape 2x20 .*; allowed: 2x10"),
+        ({"form": "planes"}, {}, "shape 2x1x10 .*; allowed: 2x10"),
+        ({"form": "pair"}, {}, "gives a tuple; allowed: one tensor of outputs"),
+        ({"outputs": 3}, REGRESSION, "shape 2x3 for two samples, .* is a number; allowed: 2x1"),
+    ],
+)
+def test_a_network_with_other_outputs_than_the_data_need_is_refused(
+    tmp_path: Path, network_of_mine: str, options: dict, settings: dict, line: str
+) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        execute(tmp_path / "run", "fedavg", network=network_of_mine, network_options=options, **settings)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"outputs": 1}, {"outputs": 1, "form": "one"}])
+def test_a_regression_takes_a_number_a_sample(tmp_path: Path, network_of_mine: str, options: dict) -> None:
+    summary = execute(tmp_path / "run", "fedavg", network=network_of_mine, network_options=options, **REGRESSION)
+    assert summary["personalized_loss"] > 0
 
 
 def test_a_run_stops_at_its_target(tmp_path: Path) -> None:

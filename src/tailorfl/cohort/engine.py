@@ -204,7 +204,7 @@ class Engine:
         _step_by_step(training, kind)
 
     def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
-        _try_alone(network, sample)
+        network.tried(sample, train=True)
         if self.mode == "one-by-one":
             return False, ""
         obstacle = _obstacle(network, sample)
@@ -249,15 +249,6 @@ def _laid_out(tensor: Tensor) -> Tensor:
 
 def _sum_of_outputs(client: Client, batch: Batch) -> Tensor:
     return client.predict(batch).sum()
-
-
-def _try_alone(network: Network, sample: Tensor) -> None:
-    try:
-        network.forward(network.initial(), _twice(sample[0]), None, train=True)
-    except Exception as error:  # anything a user's module may raise
-        said = " ".join(str(error).split())
-        shape = "x".join(map(str, sample.shape[1:]))
-        raise UserError(f"network {network.name} does not run on inputs of shape {shape}: {said}") from error
 
 
 def _draws_numbers(network: Network, sample: Tensor) -> bool:

@@ -121,6 +121,18 @@ class Network:
             outputs: Tensor = functional_call(self._template(train), dict(values), (inputs,))
         return outputs
 
+    def tried(self, sample: Tensor, train: bool) -> Tensor:
+        """The outputs on a batch of one sample [1, ...], taken twice; refused where they cannot be computed."""
+        try:
+            outputs: object = self.forward(self.initial(), torch.cat([sample, sample]), None, train)
+        except Exception as error:  # anything a user's module may raise
+            said = " ".join(str(error).split())
+            shape = "x".join(map(str, sample.shape[1:]))
+            raise UserError(f"network {self.name} does not run on inputs of shape {shape}: {said}") from error
+        if not isinstance(outputs, Tensor):
+            raise UserError(f"network {self.name} gives a {type(outputs).__name__}; allowed: one tensor of outputs")
+        return outputs
+
     def features(
         self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool, head: int = 1
     ) -> Tensor:

@@ -81,8 +81,21 @@ def _check(path: str, module: object) -> None:
         raise UserError(
             f"network {path} has parameters outside its layers ({', '.join(outside)}); allowed: in children"
         )
+    _check_ties(path, module)
     if not any(True for _ in module.parameters()):
         raise UserError(f"network {path} has no layers; allowed: a module with at least one child with parameters")
+
+
+def _check_ties(path: str, module: nn.Module) -> None:
+    """A tensor belongs to one layer: that layer travels or stays, trains or does not, with all its tensors."""
+    known = {name for name, _ in module.named_parameters()}
+    inside = (f"{child}.{name}" for child, layer in module.named_children() for name, _ in layer.named_parameters())
+    tied = [name for name in inside if name not in known]
+    if tied:
+        raise UserError(
+            f"network {path} has parameters that belong to two layers ({', '.join(tied)}); "
+            "allowed: tied parameters within one child"
+        )
 
 
 def _first_line(error: Exception) -> str:

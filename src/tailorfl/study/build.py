@@ -151,11 +151,26 @@ def check_task(config: Config, data: FederatedData) -> None:
 
 
 def _check_network(network: Network, data: FederatedData) -> None:
-    """Detectors are for objects, and other networks are not."""
+    """Detectors are for objects, and other networks are not; these have an output for each class, or one."""
     if network.detects != data.detection:
         able = sorted(entry.name for entry in networks.values() if entry.detection == data.detection)
         what = "objects in images" if data.detection else "one target a sample"
         raise UserError(f"network={network.name}: {data.source} has {what}; allowed: {', '.join(able)}")
+    if not (data.groups or data.detection) and len(data.inputs):
+        _check_outputs(network, data)
+
+
+def _check_outputs(network: Network, data: FederatedData) -> None:
+    """A network of a user's own may have any: too few fail in training, too many learn what is never asked for."""
+    found = tuple(network.tried(data.decode(data.inputs[:1]), train=False).shape)
+    fit = [(2, 1), (2,)] if data.regression else [(2, data.num_classes)]
+    if found not in fit:
+        gives, allowed = ("x".join(map(str, shape)) or "()" for shape in (found, fit[0]))
+        what = "a number" if data.regression else f"one of {data.num_classes} classes"
+        raise UserError(
+            f"network {network.name} gives outputs of shape {gives} for two samples, and the target of {data.source} "
+            f"is {what}; allowed: {allowed}"
+        )
 
 
 def load_data(experiment: Experiment, data_dir: Path | None, partition: Path | None = None) -> FederatedData:
