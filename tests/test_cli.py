@@ -267,6 +267,42 @@ def test_a_prepared_file_can_be_trained_on(tailor: Tailor, tmp_path: Path) -> No
     assert json.loads((tmp_path / "run/summary.json").read_text())["data"] == "file:small.safetensors"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("report run --out run/config.yaml", "--out run/config.yaml is there and is not HTML by its name"),
+        ("report run --out table.csv", "allowed: a new name, or a .html file to replace"),
+        ("data prepare digits --to table.csv", "--to table.csv is there and is not safetensors"),
+        ("data prepare file:small.safetensors --to small.safetensors", "--to small.safetensors is an input"),
+        ("data inspect clients=3 --picture table.csv", "--picture table.csv is there and is not PNG"),
+        ("data inspect data=folder:images --picture images/a/1.png", "--picture images/a/1.png is an input"),
+        ("data inspect --picture images", "--picture images is a folder"),
+        ("draw run --client 0 --out table.csv", "--out table.csv is there and is not PNG"),
+    ],
+)
+def test_a_file_of_another_kind_or_an_input_is_not_replaced(
+    tailor: Tailor, tmp_path: Path, arguments: str, named: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "images/a").mkdir(parents=True)
+    files = {"run/config.yaml": "method: fedavg\n", "run/rounds.jsonl": '{"round": 1, "selected": []}\n'}
+    files |= dict.fromkeys(("table.csv", "small.safetensors", "images/a/1.png"), "mine")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    said = tailor(*arguments.split())
+    assert (said.status, said.err.count("\n")) == (2, 1), said.err
+    assert named in said.err
+    assert {name: (tmp_path / name).read_text() for name in files} == files
+
+
+def test_what_a_command_wrote_before_is_replaced(tailor: Tailor, tmp_path: Path) -> None:
+    for name in ("split.png", "small.safetensors"):
+        (tmp_path / name).write_text("old")
+    assert tailor("data", "inspect", "clients=3", "--picture", "split.png").status == 0
+    assert tailor("data", "prepare", "digits", "--to", "small.safetensors", "--limit", "300").status == 0
+    assert all((tmp_path / name).read_bytes() != b"old" for name in ("split.png", "small.safetensors"))
+
+
 def test_the_version_is_printed(tailor: Tailor) -> None:
     said = tailor("--version")
     assert (said.status, said.out) == (0, f"tailorfl {__version__}\n")

@@ -177,6 +177,7 @@ def draw(
     data_dir: DataDir = None,
 ) -> None:
     """Draw the objects that a client's model finds in its test images, or how a method mixed its layers."""
+    from tailorfl.data.atomic import check_named
     from tailorfl.study.export import folder_names
     from tailorfl.study.mixing import draw_mixing, has_mixing, read_notes
     from tailorfl.study.picture import draw_detections
@@ -185,9 +186,8 @@ def draw(
     if what not in (None, "objects", "mixing"):
         raise UserError(f"--what {what}: not known; allowed: objects, mixing")
     mixes = what == "mixing" if what else has_mixing(read_notes(folder))
-    if picture and picture.is_dir():
-        raise UserError(f"--out {picture} is a folder; allowed: the name of a PNG file")
     path = picture or folder / f"{'mixing' if mixes else 'detections'}-{folder_names([client])[0]}.png"
+    check_named("--out", path, "PNG")
     if mixes:
         draw_mixing(folder, client, path)
     else:
@@ -237,11 +237,16 @@ def data_inspect(
 ) -> None:
     """Divide a dataset among clients and show who has what."""
     from tailorfl.data import describe, draw_counts, shade_counts
+    from tailorfl.data.atomic import check_named
     from tailorfl.study.build import load_data
     from tailorfl.study.config import configure, read_settings
 
     read = read_settings(settings or [], config)
-    data = load_data(configure(str(read.get("method", "fedavg")), read).experiment, data_dir)
+    experiment = configure(str(read.get("method", "fedavg")), read).experiment
+    if picture:
+        named = (experiment.data, *(group.data or "" for group in experiment.groups))
+        check_named("--picture", picture, "PNG", _paths_of(*named))
+    data = load_data(experiment, data_dir)
     out.print(describe(data))
     out.print(shade_counts(data), highlight=False, soft_wrap=True)
     if picture:
@@ -261,9 +266,12 @@ def data_prepare(
     from rich.progress import DownloadColumn, Progress
 
     from tailorfl.data import DOWNLOADS, download, save_source
+    from tailorfl.data.atomic import check_named
     from tailorfl.study.build import read_source
     from tailorfl.study.config import configure, read_settings
 
+    if to:
+        check_named("--to", to, "safetensors", _paths_of(name))
     if name in DOWNLOADS:
         if data_dir is None:
             raise UserError(f"no data folder to put {name} into; allowed: --data-dir FOLDER, or TAILOR_DATA=FOLDER")
@@ -337,6 +345,11 @@ def _options(kind: Any) -> Table:
             table.add_row(key, str(info.default), info.description or "")
         table.add_section()
     return table
+
+
+def _paths_of(*names: str) -> list[Path]:
+    """The files and folders that sources are read from, of those that are named by one."""
+    return [Path(path) for path in (name.partition(":")[2] for name in names) if path]
 
 
 def _present(folder: Path, pattern: str) -> bool:

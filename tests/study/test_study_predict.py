@@ -335,10 +335,13 @@ def test_a_file_is_written_when_all_is_well_and_never_over_an_input(hospitals: P
     found = predict(hospitals / "model", [table])
     assert write_csv(found, tmp_path / "new/out.csv", QUIET) == 120
     assert len(read_rows(tmp_path / "new/out.csv")) == 120
-    for out, problem in ((table, "is an input; allowed: another name"), (tmp_path, "is a folder")):
+    (tmp_path / "photo.png").write_text("mine")
+    refused = {table: "is an input; allowed: another name", tmp_path: "is a folder", tmp_path / "photo.png": "not CSV"}
+    for out, problem in refused.items():
         with pytest.raises(UserError, match=problem):
             write_csv(found, out, QUIET)
     assert table.read_bytes() == (hospitals / "table.csv").read_bytes()
+    assert (tmp_path / "photo.png").read_text() == "mine"
 
 
 def test_an_image_that_cannot_be_read_is_named_and_leaves_no_file(digits: Path, tmp_path: Path) -> None:

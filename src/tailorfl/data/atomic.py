@@ -2,9 +2,30 @@
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tailorfl.errors import UserError
+
+
+def check_named(option: str, path: Path, kind: str, inputs: Iterable[Path] = ()) -> None:
+    """Refuse a name whose file is not to be replaced: one of another kind by its ending, or an input, or in one.
+
+    ``kind`` is what a command writes, as its ending says: CSV, HTML, PNG.
+    """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; allowed: the name of a file (.{kind.lower()})")
+    if not path.exists():
+        return
+    if path.suffix.lower() != f".{kind.lower()}":
+        raise UserError(
+            f"{option} {path} is there and is not {kind} by its name; "
+            f"allowed: a new name, or a .{kind.lower()} file to replace"
+        )
+    target = path.resolve()
+    if any(source in (target, *target.parents) for source in map(Path.resolve, inputs)):
+        raise UserError(f"{option} {path} is an input; allowed: another name")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ def report(
     title: Annotated[str, typer.Option("--title", help="The page's title.")] = "",
 ) -> None:
     """Write one HTML page with all tables and plots; it opens from disk, without a network."""
+    from tailorfl.data.atomic import check_named
     from tailorfl.report.figures import write_figures
     from tailorfl.report.page import write_page
     from tailorfl.report.results import read_results
@@ -33,8 +34,7 @@ def report(
 
     results = read_results(folders, title)
     path = out_file or (folders[0] if len(folders) == 1 else Path()) / PAGE
-    if path.is_dir():
-        raise UserError(f"--out {path} is a folder; allowed: the name of an HTML file")
+    check_named("--out", path, "HTML")
     if figures and figures.exists() and not figures.is_dir():
         raise UserError(f"--figures {figures} is a file; allowed: a folder")
     write_page(results, path)

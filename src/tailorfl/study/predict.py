@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 from torch import Tensor
 
-from tailorfl.data.atomic import whole_file
+from tailorfl.data.atomic import check_named, whole_file
 from tailorfl.data.reason import reason
 from tailorfl.data.source import Column
 from tailorfl.data.sources.images import SUFFIXES, pillow, read_image, to_pixels
@@ -356,10 +356,7 @@ def _numbered(path: Path, rows: int) -> Sequence[str]:
 
 def write_csv(found: Prediction, path: Path, shown: Console) -> int:
     """All predictions as a file, with a bar on a terminal; how many rows it has."""
-    if path.is_dir():
-        raise UserError(f"--out {path} is a folder; allowed: the name of a CSV file")
-    if path.resolve() in {part.path.resolve() for part in found.parts}:
-        raise UserError(f"--out {path} is an input; allowed: another name")
+    check_named("--out", path, "CSV", [part.path for part in found.parts if not part.path.is_dir()])
     with whole_file(path) as temporary, temporary.open("w", newline="") as file:
         return stream_csv(found, file, shown)
 
