@@ -74,8 +74,8 @@ def test_clients_per_round_are_a_number_or_a_fraction(given: float | None, kept:
     assert type(found) is type(kept)
 
 
-def test_settings_are_read_as_yaml_and_the_last_one_counts() -> None:
-    read = read_settings(["lr=1e-3", "rounds=7", "rounds=8", "network_options={hidden: [4, 2]}", "augment=a=b"])
+def test_settings_are_read_as_yaml() -> None:
+    read = read_settings(["lr=1e-3", "rounds=8", "network_options={hidden: [4, 2]}", "augment=a=b"])
     assert read == {"lr": "1e-3", "rounds": 8, "network_options": {"hidden": [4, 2]}, "augment": "a=b"}
     assert configure("fedavg", {"lr": read["lr"]}).method.lr == 0.001
 
@@ -84,6 +84,24 @@ def test_settings_are_read_as_yaml_and_the_last_one_counts() -> None:
 def test_what_is_no_setting_is_refused(pair: str) -> None:
     with pytest.raises(UserError, match="is not a setting"):
         read_settings([pair])
+
+
+def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^rounds is named twice; allowed: every key once"):
+        read_settings(["rounds=7", "lr=1", "rounds=8"])
+    with pytest.raises(UserError, match=r"network_options=.*hidden is named twice"):
+        read_settings(["network_options={hidden: 3, hidden: 4}"])
+    file = tmp_path / "settings.yaml"
+    file.write_text("rounds: 2\nlr: 1\nrounds: 5\n")
+    with pytest.raises(UserError, match="rounds is named twice, again in line 3") as caught:
+        read_settings([], file)
+    assert "\n" not in str(caught.value)
+
+
+def test_keys_that_are_merged_may_be_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("a: &a {lr: 1, rounds: 2}\nb: &b {<<: *a, lr: 3}\nc: {<<: *b, rounds: 4}\n")
+    assert read_settings([], file)["c"] == {"lr": 3, "rounds": 4}
 
 
 def test_a_value_that_is_no_yaml_is_refused_with_its_key() -> None:

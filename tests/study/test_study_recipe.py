@@ -506,10 +506,10 @@ def test_force_replaces_a_study_and_nothing_else(tmp_path: Path, tailor: Tailor)
 
 def test_force_keeps_a_study_where_nothing_can_run_in_its_place(tmp_path: Path, tailor: Tailor) -> None:
     file = str(write(tmp_path))
-    small = ("methods=fedavg", "column=two", "rounds=1", "-q", "--no-page", "--out", "out")
-    assert tailor(file, *small, "seeds=1")[0] == 0
+    small = ("column=two", "rounds=1", "-q", "--no-page", "--out", "out")
+    assert tailor(file, *small, "methods=fedavg", "seeds=1")[0] == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    status, out, err = tailor(file, *small, "seeds=2", "data=csv:nowhere.csv", "--force")
+    status, out, err = tailor(file, *small, "methods=fedavg", "seeds=2", "data=csv:nowhere.csv", "--force")
     assert (status, out) == (2, "")
     assert "nowhere.csv" in err
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before

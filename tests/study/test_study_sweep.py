@@ -21,6 +21,11 @@ from tailorfl.study.tables import percent
 # What is typed.
 
 
+def test_a_key_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="lr is named twice"):
+        read_values(["lr=0.1,0.2", "rounds=3", "lr=0.3"])
+
+
 @pytest.mark.parametrize(
     ("pair", "values"),
     [
@@ -184,13 +189,13 @@ def test_a_sweep_of_one_key_chooses_by_validation_data(study: Tailor, tmp_path: 
 
 
 def test_without_validation_data_nothing_is_chosen(study: Tailor, tmp_path: Path) -> None:
-    status, out, _ = study("sweep", "fedper", *QUICK, "lr=0.01,0.1", "local_epochs=1,2")
+    status, out, _ = study("sweep", "fedper", *QUICK, "lr=0.01,0.1", "personal_layers=1,2")
     assert status == 0
     assert "no setting is chosen: there is no validation data, and test data is not to choose by" in out
     assert "best" not in out
     assert (tmp_path / "out/sweep.png").is_file(), "with several keys curves over rounds are drawn"
     assert sorted(path.name for path in (tmp_path / "out").glob("*=*")) == [
-        f"local_epochs={epochs},lr={lr}" for epochs in (1, 2) for lr in ("0.01", "0.1")
+        f"lr={lr},personal_layers={layers}" for lr in ("0.01", "0.1") for layers in (1, 2)
     ]
 
 
@@ -243,7 +248,8 @@ def test_a_setting_of_which_a_run_is_missing_does_not_compete() -> None:
 def test_settings_that_cannot_run_are_named_and_the_others_are_measured(
     study: Tailor, tmp_path: Path, quick_workers: None
 ) -> None:
-    arguments = ("sweep", "local", *pairs(), "clients_per_round=2,9,3", "-q", "--out")
+    others = [pair for pair in pairs() if not pair.startswith("clients_per_round")]
+    arguments = ("sweep", "local", *others, "clients_per_round=2,9,3", "-q", "--out")
     status, out, err = study(*arguments, "out", "--jobs", "2")
     assert status == 1
     assert err == (

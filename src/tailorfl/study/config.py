@@ -1,7 +1,7 @@
 """The configuration of an experiment: flat keys, checked once, complete and replayable."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -125,16 +125,23 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
 
 def read_settings(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
     """Settings of a YAML file, and ``key=value`` pairs over them."""
-    settings = _read_yaml(file) if file else {}
+    given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise UserError(f"{pair!r} is not a setting; allowed: key=value")
+        check_new(key, given)
         try:
-            settings[key] = yaml.safe_load(text)
+            given[key] = parse_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(f"{key}={text}: not a value ({str(error).splitlines()[0]})") from error
-    return settings
+    return {**(_read_yaml(file) if file else {}), **given}
+
+
+def check_new(key: str, given: Collection[str]) -> None:
+    """Refuse a key of the command that is there already: which of its values counts would be a guess."""
+    if key in given:
+        raise UserError(f"{key} is named twice; allowed: every key once")
 
 
 def read_config(file: Path) -> Config:
@@ -145,10 +152,28 @@ def read_config(file: Path) -> Config:
     return configure(str(settings["method"]), settings)
 
 
+def parse_yaml(text: str) -> Any:
+    """What a YAML text holds; a YAMLError where a key is there twice."""
+    return yaml.load(text, _EachKeyOnce)
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """YAML forbids keys that are there twice; yaml takes the last. Those that ``<<`` brings may be replaced."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(f"{key.value} is named twice, again in line {key.start_mark.line + 1}")
+            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+        return node
+
+
 def read_yaml(file: Path, what: str) -> Any:
     """What a YAML file holds; ``what`` it is, for the line that refuses one."""
     try:
-        return yaml.safe_load(file.read_text())
+        return parse_yaml(file.read_text())
     except OSError as error:
         raise UserError(f"{what} {file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

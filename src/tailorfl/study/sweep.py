@@ -11,7 +11,7 @@ import yaml
 from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.study.compare import draw_curves
-from tailorfl.study.config import configure, read_settings, shown
+from tailorfl.study.config import check_new, configure, parse_yaml, read_settings, shown
 from tailorfl.study.grid import Grid, Line, take_seeds
 from tailorfl.study.panels import draw_line, place_values, scale
 from tailorfl.study.recipe import SAFE
@@ -29,8 +29,9 @@ def read_values(pairs: Sequence[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
+        check_new(key, found)
         try:
-            values = yaml.safe_load(f"[{text}]") if equals and key else None
+            values = parse_yaml(f"[{text}]") if equals and key else None
         except yaml.YAMLError:
             values = None
         # What is no list of values may be one, or is refused.
