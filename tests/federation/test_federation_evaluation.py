@@ -1,11 +1,16 @@
 """Scores of clients, by hand."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+from tailorfl.cohort import Batch, Cohort
 from tailorfl.cohort.scoring import Scores
+from tailorfl.exchange.messages import Message
 from tailorfl.federation.evaluation import ClientScores
+from tailorfl.methods.fedavg import FedAvg
 from tailorfl.study.build import Built, build
 from tailorfl.study.config import configure
 
@@ -53,9 +58,9 @@ def test_parts_in_any_order_are_gathered_by_client() -> None:
     assert found.of({7, 2}).samples.tolist() == [20, 70]
 
 
-def digits(**settings: object) -> Built:
+def digits(method: str = "fedavg", **settings: object) -> Built:
     small = {"clients": 6, "samples_per_client": 30, "network_options": {"hidden": [8]}, "partition": "dirichlet"}
-    return build(configure("fedavg", {**small, **settings}))
+    return build(configure(method, {**small, **settings}))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -79,3 +84,26 @@ def test_the_loss_of_a_model_is_the_summed_cross_entropy() -> None:
     found = built.federation.evaluate_global(built.server.values, [2], "test")
     assert found.loss[0] == pytest.approx(loss.item(), rel=1e-5)
     assert found.correct[0] == (outputs.argmax(1) == built.data.targets[rows]).sum()
+
+
+class Telling(FedAvg):
+    """FedAvg that has something to report of each client, whose models are all the same."""
+
+    def measures(self, clients: Cohort, received: Message) -> dict[str, torch.Tensor]:
+        return {"number": torch.tensor(clients.clients)}
+
+
+class Doubling(FedAvg):
+    """FedAvg with a further model."""
+
+    def others(self, clients: Cohort) -> dict[str, Callable[[Batch], torch.Tensor]]:
+        return {"second": clients.predict}
+
+
+def test_what_a_method_reports_of_clients_is_asked_for_where_one_model_serves_all() -> None:
+    plain, telling, doubling = (digits(f"{__name__}:{name}", rounds=1) for name in ("FedAvg", "Telling", "Doubling"))
+    scores, told, doubled = (built.loop.round(1).evaluation for built in (plain, telling, doubling))
+    assert (scores.others, scores.measures) == ({}, {})
+    assert told.measures == {"number": {client: client for client in range(6)}}
+    assert doubled.others["second"].correct.tolist() == doubled.personalized.correct.tolist()
+    assert told.personalized.correct.tolist() == scores.personalized.correct.tolist()

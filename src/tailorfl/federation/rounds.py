@@ -167,10 +167,10 @@ class RoundLoop:
         return self.late.joined(self.federation.trainable, number)
 
     def _serves_global(self) -> bool:
-        """Whether every client's model is simply the global one, so that one evaluation serves for both."""
+        """Whether every client's model is simply the global one, and all there is to report: one evaluation serves."""
         method, kind = self.method, type(self.method)
         hooks = ("receive", "assemble", "personalize", "serve", "predict", "individual", "for_evaluation", "networks")
-        plain = all(getattr(kind, hook) is getattr(Method, hook) for hook in hooks)
+        plain = all(getattr(kind, hook) is getattr(Method, hook) for hook in (*hooks, "others", "measures"))
         kept = method.personal(self.network) or method.memory(self.network)
         as_it_is = method.evaluate == "received" or (method.evaluate == "paper" and not method.finetune_epochs)
         return plain and not kept and as_it_is and not method.own_classes
