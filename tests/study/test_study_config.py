@@ -7,6 +7,7 @@ import yaml
 from study_runs import small
 
 from tailorfl.errors import UserError
+from tailorfl.methods.fedavg import FedAvg
 from tailorfl.study.config import configure, read_config, read_settings
 
 
@@ -24,6 +25,21 @@ def test_an_unknown_key_is_refused_with_what_was_probably_meant() -> None:
 
 def test_an_option_of_another_method_is_refused() -> None:
     assert "unknown key 'personal_layers' for fedavg" in refusal("fedavg", personal_layers=2)
+
+
+class Alpha(FedAvg):
+    alpha: float = 1.0
+
+
+class Seeds(FedAvg):
+    seeds: int = 3
+
+
+@pytest.mark.parametrize(("name", "key"), [("Alpha", "alpha"), ("Seeds", "seeds")])
+def test_a_method_whose_option_is_called_like_a_key_of_the_experiment_is_refused(name: str, key: str) -> None:
+    said = refusal(f"{__name__}:{name}")
+    assert f"{name} has an option '{key}', which is a key of every experiment; allowed: another name" in said
+    assert "\n" not in said
 
 
 def test_all_problems_are_said_at_once() -> None:

@@ -15,6 +15,7 @@ from tailorfl.errors import UserError
 from tailorfl.federation.selection import Selection
 from tailorfl.methods import Method, find_method
 
+RESERVED = {"method", "seeds"}  # keys of a configuration and of a comparison that are no field of the experiment
 LARGEST_SEED = 2**63 - 1  # as tables of numbers have room for
 
 
@@ -108,6 +109,7 @@ HELD_OUT = 0.1  # of a client's training rows, for methods that ask for it, wher
 def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     """A checked configuration; every problem in one line."""
     kind = find_method(method_name)
+    _check_options(method_name, kind)
     own = {key: value for key, value in settings.items() if key in kind.model_fields}
     rest = {key: value for key, value in settings.items() if key not in kind.model_fields and key != "method"}
     allowed = [*Experiment.model_fields, *kind.model_fields]
@@ -121,6 +123,16 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
         experiment = experiment.model_copy(update={"validation_fraction": HELD_OUT})
     _check_together(experiment)
     return Config(method_name, experiment, method.completed(experiment.rounds))
+
+
+def _check_options(method_name: str, kind: type[Method]) -> None:
+    """All keys stand side by side: an option called like one of the experiment's would take its value away."""
+    taken = [key for key in kind.model_fields if key in Experiment.model_fields or key in RESERVED]
+    if taken:
+        raise UserError(
+            f"method {method_name} has an option {taken[0]!r}, which is a key of every experiment; "
+            "allowed: another name for it"
+        )
 
 
 def read_settings(pairs: Sequence[str], file: Path | None = None) -> dict[str, Any]:
