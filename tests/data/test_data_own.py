@@ -86,6 +86,19 @@ def test_a_csv_table_has_standardized_features_and_clients(tmp_path: Path) -> No
     assert source.owners == ("x", "y")
 
 
+def test_blanks_around_a_label_or_a_client_make_no_other_of_it(tmp_path: Path) -> None:
+    text = "site,height,kind\nx,1,oak\ny ,2,oak \n y,3, elm\nx,4,elm\n"
+    source = load_source(csv_file(tmp_path, text), None, SourceOptions(client_column="site"))
+    assert (source.classes, source.targets.tolist()) == (("elm", "oak"), [1, 1, 0, 0])
+    assert source.owner is not None
+    assert (source.owners, source.owner.tolist()) == (("x", "y"), [0, 1, 1, 0])
+
+
+def test_large_numbers_are_standardized_as_others_are(tmp_path: Path) -> None:
+    source = load_source(csv_file(tmp_path, "a,label\n1e38,x\n-1e38,y\n"))
+    assert source.inputs.tolist() == [[1], [-1]]
+
+
 def test_class_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
     source = load_source(csv_file(tmp_path, "a,label\n1,10\n2,9\n3,10\n"))
     assert source.classes == ("9", "10")
@@ -109,6 +122,8 @@ def test_a_label_column_may_stand_anywhere(tmp_path: Path) -> None:
         ("a,b\n1,2\n3\n", {}, "row 2 has 1 values, the header has 2"),
         ("a,b\n,2\n", {}, "column a has '', allowed: a number"),
         ("a,b,a,y\n1,2,3,4\n", {}, "has two columns named 'a'; allowed: every name once"),
+        ("a,b\n1,x\n-1e300,y\n", {}, r"column a has -1e300 in row 2, allowed: up to 3\.4e\+38"),
+        ("a,b\n1,2\n1,1e39\n", {"task": "regression"}, "column b has 1e39 in row 2, allowed: up to"),
         ("a,b\n", {}, "has no rows"),
         ("", {}, "has no rows"),
         ("b\n1\n", {}, "has no feature columns"),

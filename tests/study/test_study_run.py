@@ -177,6 +177,18 @@ def test_a_regression_takes_a_number_a_sample(tmp_path: Path, network_of_mine: s
     assert summary["personalized_loss"] > 0
 
 
+def test_a_single_class_is_refused_unless_others_are_named(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("a,b,kind\n" + "".join(f"{row},{row % 7},oak\n" for row in range(200)))
+    own = {"data": f"csv:{tmp_path / 'one.csv'}", "partition": "iid"}
+    with pytest.raises(
+        UserError, match=r"one\.csv has one class, 'oak'.*; allowed: two or more, or class_names"
+    ) as caught:
+        execute(tmp_path / "run", "fedavg", **own)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    assert execute(tmp_path / "run", "fedavg", **own, class_names=["oak", "elm"])["personalized_loss"] >= 0
+
+
 def test_a_run_stops_at_its_target(tmp_path: Path) -> None:
     summary = execute(tmp_path / "run", target_accuracy=0.05, validation_fraction=0.2, evaluate_every=2, rounds=9)
     assert summary["rounds"] == 2

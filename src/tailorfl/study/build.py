@@ -138,6 +138,11 @@ def check_task(config: Config, data: FederatedData) -> None:
     if data.groups and not config.method.mixed:
         able = ", ".join(name for name, kind in methods().items() if kind.mixed)
         raise UserError(f"{config.method_name} cannot serve groups of clients with other networks; allowed: {able}")
+    if data.num_classes == 1 and not (data.detection or data.groups):
+        raise UserError(
+            f"{data.source} has one class, {data.classes[0]!r}: there is nothing to tell apart; "
+            "allowed: two or more, or class_names that has those without rows too"
+        )
     if config.method.classes_only and (data.regression or data.detection):
         targets = "objects in images" if data.detection else "numbers"
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are {targets}")

@@ -19,6 +19,7 @@ from tailorfl.data.sources.text import EncodedText, encode
 from tailorfl.errors import UserError
 
 Columns = Mapping[str, Sequence[Any]]
+LARGEST = float(np.finfo(np.float32).max)  # of a number: all are computed in float32
 MANY_REAL_LABELS = 50  # more different real numbers than this are not classes
 
 
@@ -128,8 +129,7 @@ def read_targets(
         return torch.from_numpy(_column(f"data={name}", column, values).astype(np.int64)), classes
     numeric = _as_numbers(values)
     if numeric is None:
-        names, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-        return torch.from_numpy(numbers.astype(np.int64)), tuple(map(str, names))
+        return _numbered(values)
     found, numbers = np.unique(numeric, return_inverse=True)
     if len(found) > MANY_REAL_LABELS and not np.all(found == np.round(found)):
         raise UserError(
@@ -148,7 +148,12 @@ def _check_filled(name: str, option: str, column: str, values: Sequence[Any]) ->
 
 def read_owners(values: Sequence[Any]) -> tuple[Tensor, tuple[str, ...]]:
     """Natural client numbers and names, by the alphabet."""
-    names, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+    return _numbered(values)
+
+
+def _numbered(values: Sequence[Any]) -> tuple[Tensor, tuple[str, ...]]:
+    """The number of each value's name among all names; blanks around one are a slip, and make no other name of it."""
+    names, numbers = np.unique(np.array([str(value).strip() for value in values]), return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), tuple(map(str, names))
 
 
@@ -175,6 +180,10 @@ def _column(what: str, column: str, values: Sequence[Any]) -> np.ndarray:
     if numbers is None:
         odd = next(value for value in values if _as_numbers([value]) is None)
         raise UserError(f"{what}: column {column} has {odd!r:.40}, allowed: a number in every row")
+    large = np.flatnonzero(np.abs(numbers) > LARGEST)
+    if len(large):
+        row = int(large[0])
+        raise UserError(f"{what}: column {column} has {values[row]} in row {row + 1}, allowed: up to {LARGEST:.1e}")
     return numbers
 
 
