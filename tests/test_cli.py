@@ -112,6 +112,9 @@ def everything_below(folder: Path) -> list[str]:
         ("data prepare mnist", "no data folder to put mnist into"),
         ("data prepare digits --to my_model.py/f.safetensors", "my_model.py"),
         ("data prepare digits --limit 0", "--limit"),
+        ("run fedper --out=", "--out is empty; allowed: the name of a file or folder"),
+        ("data prepare digits --to=", "--to is empty"),
+        ("flower app fedavg --to=", "--to is empty"),
     ],
 )
 def test_bad_input_is_one_line_that_names_it_and_nothing_is_written(
@@ -126,6 +129,12 @@ def test_bad_input_is_one_line_that_names_it_and_nothing_is_written(
     assert said.err.startswith("tailor: ")
     assert said.err.count("\n") == 1, said.err
     assert [path for path in everything_below(tmp_path) if "__pycache__" not in path] == before
+
+
+def test_an_empty_name_among_others_is_refused(tailor: Tailor, tmp_path: Path) -> None:
+    said = tailor("report", "run", "")
+    assert (said.status, said.err) == (2, "tailor: RUN is empty; allowed: the name of a file or folder\n")
+    assert everything_below(tmp_path) == []
 
 
 def test_a_run_writes_its_results_where_it_says(tailor: Tailor, tmp_path: Path) -> None:

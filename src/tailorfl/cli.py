@@ -27,6 +27,7 @@ from tailorfl.console import (
     fresh,
     leave_no_empty_folders,
     out,
+    refuse_empty_paths,
     say,
     show_log,
     split_method,
@@ -294,7 +295,9 @@ def data_prepare(
 def main() -> None:
     """Run the command; bad input is one line on stderr and exit status 2."""
     try:
-        sys.exit(app(standalone_mode=False))
+        command = typer.main.get_command(app)
+        refuse_empty_paths(command)
+        sys.exit(command(standalone_mode=False))
     except UserError as error:
         _refuse(str(error))
     except OSError as error:

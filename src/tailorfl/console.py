@@ -4,11 +4,13 @@ import logging
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+
+from tailorfl.errors import UserError
 
 Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, over the file's.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
@@ -35,6 +37,22 @@ def show_log(quiet: bool) -> None:
 def say(line: str, console: Console = out) -> None:
     """A line as it is: it may hold anything a user typed, and is not broken where the terminal ends."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def refuse_empty_paths(command: Any) -> None:
+    """In a command and all below it: an empty path, as a variable that is not set gives one, is the current folder."""
+    for below in getattr(command, "commands", {}).values():
+        refuse_empty_paths(below)
+    for parameter in command.params:
+        if parameter.type.name == "path":
+            parameter.callback = _not_empty
+
+
+def _not_empty(context: Any, parameter: Any, given: Any) -> Any:
+    if "" in (given if isinstance(given, tuple | list) else [given]):
+        name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.human_readable_name
+        raise UserError(f"{name} is empty; allowed: the name of a file or folder")
+    return given
 
 
 def split_method(first: str | None, settings: list[str] | None) -> tuple[str | None, list[str]]:
