@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tailorfl.data import PartitionOptions, SourceOptions, federate, load_source, save_source
+from tailorfl.data.sources.table import read_csv
 from tailorfl.errors import UserError
 
 
@@ -357,3 +358,13 @@ def test_a_row_without_a_label_or_a_client_is_named(tmp_path: Path, option: str,
     options = SourceOptions(label_column="y", client_column="site")
     with pytest.raises(UserError, match=f"{option}={column} is empty in row 11; allowed: a value in every row"):
         load_source(f"csv:{tmp_path / 'table.csv'}", None, options)
+
+
+def test_columns_without_names_and_values_and_repeated_ones_that_nobody_uses_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("a,y,,\n1,2,,\n3,4,,\n")  # as spreadsheets write it
+    assert read_csv(file, "t") == {"a": ("1", "3"), "y": ("2", "4")}
+    file.write_text("a,note,note\n1,x,y\n")
+    assert read_csv(file, "t", used={"a"})["a"] == ("1",)
+    with pytest.raises(UserError, match="two columns named 'note'"):
+        read_csv(file, "t")

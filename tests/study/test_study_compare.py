@@ -17,6 +17,7 @@ from tailorfl.data import load_partition
 from tailorfl.data.occupied import occupied
 from tailorfl.errors import UserError
 from tailorfl.federation.rounds import RoundLoop
+from tailorfl.methods import find_method
 from tailorfl.report.page import page_data
 from tailorfl.report.results import read_results
 from tailorfl.study.build import build
@@ -245,6 +246,7 @@ def test_what_cannot_begin_is_not_shown_with_what_it_was_before(tmp_path: Path, 
     assert [line.title for line, _ in made.summaries] == ["fedavg"]
     assert [line.title for line, _ in made.failures] == ["ppfe"]
     assert not (tmp_path / "ppfe/summary.json").exists()
+    assert not (tmp_path / "fedavg/error.txt").exists()
     assert len(read_results([tmp_path]).runs) == 1
     again = compare(tmp_path, ("ppfe", "fedavg"), resume=True, rounds=2)
     assert len(again.summaries) == 2
@@ -270,6 +272,20 @@ def test_force_that_is_killed_in_its_first_round_leaves_nothing_to_be_taken_for_
     made = compare(tmp_path, ("fedavg", "local"), rounds=1, resume=True)
     assert len(made.summaries) == 2
     assert 0.123 not in [one["personalized_accuracy"] for one in made.summaries.values()]
+
+
+def test_what_failed_before_the_old_runs_went_still_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(tmp_path, ("fedper", "fedavg"), rounds=1)
+    (tmp_path / "results.csv").write_bytes(b"method,seed\nfedper\n")  # and a damaged table is no obstacle
+
+    def broken(self: Any, network: Any) -> Any:
+        raise RuntimeError("a slip of the pen")
+
+    monkeypatch.setattr(find_method("fedper"), "start", broken)
+    made = compare(tmp_path, ("fedper", "fedavg"), rounds=1, force=True)
+    assert [line.title for line, _ in made.summaries] == ["fedavg"]
+    assert "a slip of the pen" in (tmp_path / "fedper/error.txt").read_text()
+    assert not (tmp_path / "fedper/summary.json").exists()
 
 
 def test_force_deletes_no_file_where_there_are_no_results(tmp_path: Path) -> None:

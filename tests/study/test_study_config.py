@@ -114,6 +114,15 @@ def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_template_that_was_not_filled_in_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("lr: {{ lr }}\n")
+    for read in (lambda: read_settings([], file), lambda: read_settings(["lr={{ lr }}"])):
+        with pytest.raises(UserError, match=r"lr=|settings.yaml") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
 def test_keys_that_are_merged_may_be_replaced(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("a: &a {lr: 1, rounds: 2}\nb: &b {<<: *a, lr: 3}\nc: {<<: *b, rounds: 4}\n")

@@ -8,17 +8,20 @@ from pathlib import Path
 
 from tailorfl.errors import UserError
 
+ENDINGS = {"HTML": (".html", ".htm"), "CSV": (".csv", ".tsv")}  # of kinds that have several
+
 
 def check_named(option: str, path: Path, kind: str, inputs: Iterable[Path] = ()) -> None:
     """Refuse a name whose file is not to be replaced: one of another kind by its ending, or an input, or in one.
 
     ``kind`` is what a command writes, as its ending says: CSV, HTML, PNG.
     """
+    endings = ENDINGS.get(kind, (f".{kind.lower()}",))
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder; allowed: the name of a file (.{kind.lower()})")
     if not path.exists():
         return
-    if path.suffix.lower() != f".{kind.lower()}":
+    if path.suffix.lower() not in endings:
         raise UserError(
             f"{option} {path} is there and is not {kind} by its name; "
             f"allowed: a new name, or a .{kind.lower()} file to replace"

@@ -402,11 +402,17 @@ def _limits(**given: float | None) -> dict[str, Any]:
 
 
 def _show(folder: Path, out: Console) -> None:
+    from tailorfl.study.cells import Failure
     from tailorfl.study.folder import SUMMARY
+    from tailorfl.study.grid import refused
     from tailorfl.study.tables import summary_table
 
-    out.print(summary_table([json.loads((folder / SUMMARY).read_text())]))
+    summary = json.loads((folder / SUMMARY).read_text())
+    out.print(summary_table([summary]))
     say(f"results: {folder}")
+    if isinstance(failed := refused(summary), Failure):
+        say(f"tailor: {summary['method']}: {failed.reason}", err)
+        raise typer.Exit(1)
 
 
 def _fail(failed: Any, where: str) -> None:

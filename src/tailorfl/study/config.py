@@ -175,10 +175,10 @@ class _EachKeyOnce(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.YAMLError(f"{key.value} is named twice, again in line {key.start_mark.line + 1}")
-            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+            seen.add(key.value)
         return node
 
 

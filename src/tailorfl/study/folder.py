@@ -39,12 +39,12 @@ def is_free(folder: Path) -> bool:
     )
 
 
-def clear(folder: Path) -> None:
+def clear(folder: Path, error: bool = True) -> None:
     """Delete what a run wrote; its configuration last, because without it the folder is not known for a run."""
     for part in (CHECKPOINTS, EXPORTS, TENSORBOARD):
         shutil.rmtree(folder / part, ignore_errors=True)
-    beside, results = (PAGE, ERROR, MLFLOW, MLFLOW_STORE), (ROUNDS, MEASURES, NOTES, CLIENTS, SUMMARY)
-    for name in (*beside, *results, CLASSES, PARTITION, CONFIG):
+    beside, results = (PAGE, MLFLOW, MLFLOW_STORE), (ROUNDS, MEASURES, NOTES, CLIENTS, SUMMARY)
+    for name in (*((ERROR,) if error else ()), *beside, *results, CLASSES, PARTITION, CONFIG):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -65,7 +65,7 @@ def take_away(runs: Collection[Path], files: Iterable[str], above: Path, again: 
     """
     for run in runs:
         if run in again:
-            clear(run)
+            clear(run, error=False)  # one of this time, which has failed already: it takes away that of the last itself
         else:
             remove(run, above)
     for name in files:

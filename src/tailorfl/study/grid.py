@@ -1,6 +1,7 @@
 """Runs set against each other: a line for each method or setting, and in it a run for each seed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,10 @@ class Grid:
 
     def _there(self) -> set[Path]:
         """The runs of the results that are there, and those that are in the place of ours."""
-        path = self.folder / RESULTS
-        named = [Path(row.get(FOLDER) or "..") for row in (read_csv(path) if path.is_file() else ())]
+        path, rows = self.folder / RESULTS, list[dict[str, str]]()
+        with suppress(UserError):  # one that was damaged is replaced all the same
+            rows = read_csv(path) if path.is_file() else []
+        named = [Path(row.get(FOLDER) or "..") for row in rows]
         there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
         for place in (self.folder / line.name for line in self.lines):  # of one seed or of several
             there |= {place, *_seeds_in(place)}

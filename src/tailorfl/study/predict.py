@@ -306,7 +306,8 @@ def _read_table(model: Model, path: Path) -> Columns:
     name = path.name.lower()
     if not name.endswith(TABLES):
         raise UserError(f"{path} is no table by its name; allowed: {_allowed(model)}")
-    table = read_parquet(path, str(path)) if name.endswith(".parquet") else read_csv(path, str(path))
+    used = {column.name for column in model.columns} or None
+    table = read_parquet(path, str(path)) if name.endswith(".parquet") else read_csv(path, str(path), used)
     if not height(table):
         raise UserError(f"{path} has no rows")
     return table

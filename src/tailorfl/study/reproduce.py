@@ -232,7 +232,10 @@ def clear(plan: Plan, folder: Path) -> None:
     """Delete what another study has left there."""
     made = (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan))
     take_away(runs_in(folder), made, folder, {folder / cell.folder for cell in plan.cells})
-    shutil.rmtree(folder / RECIPE, ignore_errors=True)
+    if not any(
+        (folder / RECIPE).absolute() in file.parents for file in files_of(plan.recipe)
+    ):  # it may be measured again
+        shutil.rmtree(folder / RECIPE, ignore_errors=True)
 
 
 def begin(plan: Plan, folder: Path) -> None:
@@ -254,7 +257,7 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         readers.setdefault(folder / cell.folder, []).append(cell)
     runs = [cells.Cell(own[0].title, own[0].config, path) for path, own in readers.items()]
     kept = cells.finished(runs, way)
-    new, failed = not (folder / OPTIONS).is_file(), list[cells.Failure]()
+    new, failed = not (folder / OPTIONS).is_file(), dict[Path, cells.Failure]()
     begun = new or not way.force
 
     def replace() -> None:
@@ -265,9 +268,7 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
 
     def ended(run: cells.Cell, result: cells.Result) -> None:
         if isinstance(result, cells.Failure):
-            failed.append(result)
-            if begun and not (run.folder / ERROR).is_file():  # for the page, which knows what is on disk
-                cells.keep_error(run.folder / ERROR, result.reason)
+            failed[run.folder] = result
         for cell in readers[run.folder]:
             outcome.take(cell, result)
         if run not in kept and begun and outcome.summaries:
@@ -279,12 +280,15 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         check_unused(runs_in(folder))
     with CellsProgress(console, runs, way.jobs * way.together) as progress:
         whole = cells.run_cells(runs, way, progress, ended, stop, None if begun else replace)
-    if len(failed) == len(runs) and len({failure.reason for failure in failed}) == 1 and failed[0].refused:
+    if len(failed) == len(runs) and len(set(failed.values())) == 1 and next(iter(failed.values())).refused:
         if new:
             take_away(runs_in(folder), [OPTIONS], folder, ())
             shutil.rmtree(folder / RECIPE, ignore_errors=True)
-        raise UserError(failed[0].reason)
+        raise UserError(next(iter(failed.values())).reason)
     if begun:
+        for run, failure in failed.items():  # for the page, which knows what is on disk
+            if not (run / ERROR).is_file():
+                cells.keep_error(run / ERROR, failure.reason)
         write_all(outcome)
     return outcome if whole else None
 

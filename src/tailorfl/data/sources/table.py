@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,11 @@ def load_parquet(path: str, folder: Path | None, options: SourceOptions) -> Sour
     return table_source(name, columns, height(columns), options)
 
 
-def read_csv(file: Path, what: str) -> Columns:
-    """The columns of a file by their names, as text; ``what`` it is, for error lines. None where it has no rows."""
+def read_csv(file: Path, what: str, used: Collection[str] | None = None) -> Columns:
+    """The columns of a file by their names, as text; ``what`` it is, for error lines. None where it has no rows.
+
+    All of them must have names of their own, or those that are ``used``.
+    """
     try:
         raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         header, *rows = list(csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))) or [[]]
@@ -46,8 +49,10 @@ def read_csv(file: Path, what: str) -> Columns:
     uneven = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
     if uneven is not None:
         raise UserError(f"{what}: row {uneven + 1} has {len(rows[uneven])} values, the header has {len(header)}")
-    _check_names(header, what)
-    return dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else {}
+    columns = list(zip(header, zip(*rows, strict=True), strict=True)) if rows else []
+    named = [(name, values) for name, values in columns if name or any(values)]  # spreadsheets end in empty ones
+    _check_names([name for name, _ in named if used is None or name in used], what)
+    return dict(named)
 
 
 def read_parquet(file: Path, what: str) -> Columns:
