@@ -1,7 +1,7 @@
 """The cells of a study: runs that stand by themselves, one after the other, side by side, or together."""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -163,6 +163,13 @@ def execute(
         said = " ".join(str(problem).split())
         kept = keep_error(error, traceback.format_exc())
         return Failure(f"{type(problem).__name__}: {said}{f' (see {error})' if kept else ''}")
+
+
+def check_some_ran(failures: Collection[Failure], cells: int) -> None:
+    """Where all cells are refused for one reason, that is an error in what was asked for."""
+    reasons = {failure.reason for failure in failures if failure.refused}
+    if len(failures) == cells and len(reasons) == 1 and all(failure.refused for failure in failures):
+        raise UserError(reasons.pop())
 
 
 def keep_error(path: Path, text: str) -> bool:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tailorfl.data.occupied import check_unused
 from tailorfl.errors import UserError
-from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, run_cells
+from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, check_some_ran, run_cells
 from tailorfl.study.config import Config
 from tailorfl.study.folder import CONFIG, PAGE, is_run, take_away
 from tailorfl.study.progress import CellsProgress
@@ -118,11 +118,7 @@ class Grid:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
         with CellsProgress(console, list(self.cells), way.jobs * way.together) as progress:
             whole = run_cells(list(self.cells), way, progress, self._add, stop, self._replace if way.force else None)
-        reasons = {failure.reason for failure in self.failures.values()}
-        if len(self.failures) == len(self.cells) and len(reasons) == 1:
-            failure = next(iter(self.failures.values()))
-            if failure.refused:
-                raise UserError(failure.reason)
+        check_some_ran(self.failures.values(), len(self.cells))
         return whole
 
     def _there(self) -> set[Path]:

@@ -232,10 +232,9 @@ def clear(plan: Plan, folder: Path) -> None:
     """Delete what another study has left there."""
     made = (RESULTS, PARQUET, STATISTICS, FIGURES, GATHERED, TABLE, PAGE, picture_of(plan))
     take_away(runs_in(folder), made, folder, {folder / cell.folder for cell in plan.cells})
-    if not any(
-        (folder / RECIPE).absolute() in file.parents for file in files_of(plan.recipe)
-    ):  # it may be measured again
-        shutil.rmtree(folder / RECIPE, ignore_errors=True)
+    copies = (folder / RECIPE).absolute()
+    if not any(copies in file.parents for file in files_of(plan.recipe)):  # else it is measured from its own copy
+        shutil.rmtree(copies, ignore_errors=True)
 
 
 def begin(plan: Plan, folder: Path) -> None:
@@ -280,11 +279,13 @@ def measure(plan: Plan, folder: Path, way: cells.Way, console: Console, stop: ce
         check_unused(runs_in(folder))
     with CellsProgress(console, runs, way.jobs * way.together) as progress:
         whole = cells.run_cells(runs, way, progress, ended, stop, None if begun else replace)
-    if len(failed) == len(runs) and len(set(failed.values())) == 1 and next(iter(failed.values())).refused:
-        if new:
+    try:
+        cells.check_some_ran(failed.values(), len(runs))
+    except UserError:
+        if new:  # then nothing is written
             take_away(runs_in(folder), [OPTIONS], folder, ())
             shutil.rmtree(folder / RECIPE, ignore_errors=True)
-        raise UserError(next(iter(failed.values())).reason)
+        raise
     if begun:
         for run, failure in failed.items():  # for the page, which knows what is on disk
             if not (run / ERROR).is_file():
