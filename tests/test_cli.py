@@ -216,7 +216,7 @@ def test_a_comparison_sets_methods_side_by_side(tailor: Tailor, tmp_path: Path) 
     assert "results: both/comparison.csv" in said.out
     assert "picture: both/comparison.png" in said.out
     assert (tmp_path / "both/comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "both/fedper/summary.json").is_file()
+    assert (tmp_path / "both/fedper/seed-0/summary.json").is_file()
     refused = tailor("compare", "fedavg", "local", *QUICK, "--out", "both")
     assert (refused.status, refused.err.count("\n")) == (2, 1)
     assert "both holds results; allowed: another --out" in refused.err

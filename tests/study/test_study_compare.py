@@ -71,7 +71,7 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 
 
 def test_all_methods_have_the_same_partition(compared: Path) -> None:
-    first, *others = (load_partition(compared / method / "partition.safetensors") for method in METHODS)
+    first, *others = (load_partition(compared / method / "seed-0/partition.safetensors") for method in METHODS)
     for other in others:
         assert (other.names, other.new_clients) == (first.names, first.new_clients)
         for split in ("train", "validation", "test"):
@@ -90,7 +90,7 @@ def test_all_methods_select_the_same_clients_and_start_from_the_same_weights() -
 
 def test_a_method_does_in_a_comparison_what_it_does_alone(compared: Path, tmp_path: Path) -> None:
     assert Run(small("fedper", evaluate_every=1), tmp_path / "alone").execute() is not None
-    assert identical(compared / "fedper", tmp_path / "alone")
+    assert identical(compared / "fedper/seed-0", tmp_path / "alone")
 
 
 def test_the_table_has_a_row_a_method(compared: Path) -> None:
@@ -98,13 +98,13 @@ def test_the_table_has_a_row_a_method(compared: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == list(METHODS)
     for row in rows:
-        summary = json.loads((compared / row["method"] / "summary.json").read_text())
+        summary = json.loads((compared / row["method"] / "seed-0/summary.json").read_text())
         assert float(row["personalized_accuracy"]) == summary["personalized_accuracy"]
         assert row["global_accuracy"] == ("" if summary["global_accuracy"] is None else str(summary["global_accuracy"]))
 
 
 def test_the_curves_are_drawn_as_a_picture(compared: Path, tmp_path: Path) -> None:
-    draw_curves({method: [compared / method] for method in METHODS}, tmp_path / "curves.png")
+    draw_curves({method: [compared / method / "seed-0"] for method in METHODS}, tmp_path / "curves.png")
     content = (tmp_path / "curves.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
@@ -115,10 +115,11 @@ REGRESSION = {"data": "synthetic-regression", "partition": "natural", "samples":
 
 def test_the_curves_and_comparisons_of_a_regression_are_its_losses(tmp_path: Path) -> None:
     grid = compare(tmp_path, ("fedavg", "local"), **REGRESSION)
-    draw_curves({method: [tmp_path / method] for method in ("fedavg", "local")}, tmp_path / "curves.png")
+    draw_curves({method: [tmp_path / method / "seed-0"] for method in ("fedavg", "local")}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     _, local = statistics(grid)
-    losses = [{row["client"]: float(row["loss"]) for row in clients(tmp_path / name)} for name in ("local", "fedavg")]
+    folders = [tmp_path / name / "seed-0" for name in ("local", "fedavg")]
+    losses = [{row["client"]: float(row["loss"]) for row in clients(folder)} for folder in folders]
     assert local["difference"] == pytest.approx(mean(losses[0][name] - losses[1][name] for name in losses[0]))
     assert local["personalized_loss"] == grid.of(grid.lines[1])[0]["personalized_loss"]
 
@@ -155,17 +156,17 @@ def test_a_comparison_that_was_stopped_goes_on_where_it_was(tmp_path: Path, comp
         return calls == 5
 
     compare(tmp_path, stop=stop)
-    assert (tmp_path / "fedper/checkpoints").is_dir()
+    assert (tmp_path / "fedper/seed-0/checkpoints").is_dir()
     assert not (tmp_path / "local").exists()
     assert len(tidy(tmp_path)) == 1, "what is done is in the table"
-    finished = (tmp_path / "fedavg/summary.json").stat().st_mtime_ns
+    finished = (tmp_path / "fedavg/seed-0/summary.json").stat().st_mtime_ns
     assert len(compare(tmp_path, resume=True).summaries) == 3
-    assert (tmp_path / "fedavg/summary.json").stat().st_mtime_ns == finished
-    assert all(identical(compared / method, tmp_path / method) for method in METHODS)
+    assert (tmp_path / "fedavg/seed-0/summary.json").stat().st_mtime_ns == finished
+    assert all(identical(compared / method / "seed-0", tmp_path / method / "seed-0") for method in METHODS)
 
 
 def test_a_wish_to_stop_in_the_last_round_of_a_method_ends_the_comparison(tmp_path: Path) -> None:
-    grid = compare(tmp_path, ("fedavg", "local"), stop=lambda: (tmp_path / "fedavg/summary.json").is_file())
+    grid = compare(tmp_path, ("fedavg", "local"), stop=lambda: (tmp_path / "fedavg/seed-0/summary.json").is_file())
     assert [line.title for line, _ in grid.summaries] == ["fedavg"]
     assert not (tmp_path / "local").exists()
 
@@ -185,10 +186,10 @@ def test_force_takes_away_the_runs_of_the_results_that_it_replaces_and_no_others
 @pytest.mark.parametrize("more", [{}, {"lr": 0.02}], ids=["same settings", "other settings"])
 def test_what_force_replaces_is_never_taken_for_new_where_it_is_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
     compare(tmp_path)
-    marked(tmp_path / "local")
+    marked(tmp_path / "local/seed-0")
     asked = iter([False, True])  # before the first method, after a round of it
     compare(tmp_path, force=True, stop=lambda: next(asked, True), **more)
-    assert (tmp_path / "fedavg/checkpoints").is_dir()
+    assert (tmp_path / "fedavg/seed-0/checkpoints").is_dir()
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()} == {"fedavg"}
     made = compare(tmp_path, resume=True, **more)
     assert len(made.summaries) == 3
@@ -240,13 +241,13 @@ def marked(run: Path) -> None:
 @pytest.mark.parametrize("side_by_side", [{}, {"jobs": 2}, {"together": 2}], ids=str)
 def test_what_cannot_begin_is_not_shown_with_what_it_was_before(tmp_path: Path, side_by_side: dict[str, int]) -> None:
     compare(tmp_path, ("ppfe", "fedavg"), rounds=2)
-    marked(tmp_path / "ppfe")
+    marked(tmp_path / "ppfe/seed-0")
     deep = {"personal_depths": [0, 9], "rounds": 2}
     made = compare(tmp_path, ("ppfe", "fedavg"), force=True, **deep, **side_by_side)
     assert [line.title for line, _ in made.summaries] == ["fedavg"]
     assert [line.title for line, _ in made.failures] == ["ppfe"]
-    assert not (tmp_path / "ppfe/summary.json").exists()
-    assert not (tmp_path / "fedavg/error.txt").exists()
+    assert not (tmp_path / "ppfe/seed-0/summary.json").exists()
+    assert not (tmp_path / "fedavg/seed-0/error.txt").exists()
     assert len(read_results([tmp_path]).runs) == 1
     again = compare(tmp_path, ("ppfe", "fedavg"), resume=True, rounds=2)
     assert len(again.summaries) == 2
@@ -264,7 +265,7 @@ def test_force_that_is_killed_in_its_first_round_leaves_nothing_to_be_taken_for_
         raise _Killed
 
     compare(tmp_path, ("fedavg", "local"), rounds=1)
-    marked(tmp_path / "local")
+    marked(tmp_path / "local/seed-0")
     with monkeypatch.context() as patch:
         patch.setattr(RoundLoop, "run", killed)
         with pytest.raises(_Killed):
@@ -284,8 +285,8 @@ def test_what_failed_before_the_old_runs_went_still_says_why(tmp_path: Path, mon
     monkeypatch.setattr(find_method("fedper"), "start", broken)
     made = compare(tmp_path, ("fedper", "fedavg"), rounds=1, force=True)
     assert [line.title for line, _ in made.summaries] == ["fedavg"]
-    assert "a slip of the pen" in (tmp_path / "fedper/error.txt").read_text()
-    assert not (tmp_path / "fedper/summary.json").exists()
+    assert "a slip of the pen" in (tmp_path / "fedper/seed-0/error.txt").read_text()
+    assert not (tmp_path / "fedper/seed-0/summary.json").exists()
 
 
 def test_force_deletes_no_file_where_there_are_no_results(tmp_path: Path) -> None:
@@ -297,20 +298,20 @@ def test_force_deletes_no_file_where_there_are_no_results(tmp_path: Path) -> Non
 
 def test_a_file_of_ones_own_stays_in_the_folder_of_a_run_that_is_replaced(tmp_path: Path) -> None:
     compare(tmp_path, ("fedavg", "local"), rounds=1)
-    (tmp_path / "local/notes.txt").write_text("precious")
+    (tmp_path / "local/seed-0/notes.txt").write_text("precious")
     assert len(compare(tmp_path, ("fedavg", "local"), rounds=1, force=True).summaries) == 2
-    assert (tmp_path / "local/notes.txt").read_text() == "precious"
+    assert (tmp_path / "local/seed-0/notes.txt").read_text() == "precious"
 
 
 def test_force_loses_nothing_where_a_run_that_it_replaces_is_in_use(study: Tailor, tmp_path: Path) -> None:
     quick = [*pairs(rounds=1), "-q", "--no-page", "--out", "out"]
     assert study("compare", "fedavg", "local", *quick)[0] == 0
-    with occupied(tmp_path / "out/local"):
+    with occupied(tmp_path / "out/local/seed-0"):
         status, _, err = study("compare", "fedavg", "fedper", *quick, "--force")
     assert (status, err) == (
-        2, "tailor: out/local is in use by another command; allowed: another --out, or to wait until it ends\n"
+        2, "tailor: out/local/seed-0 is in use by another command; allowed: another --out, or to wait until it ends\n"
     )  # fmt: skip
-    assert all((tmp_path / f"out/{method}/summary.json").is_file() for method in ("fedavg", "local"))
+    assert all((tmp_path / f"out/{method}/seed-0/summary.json").is_file() for method in ("fedavg", "local"))
 
 
 @pytest.mark.parametrize(
@@ -330,10 +331,10 @@ def test_a_folder_in_which_another_command_works_is_refused(study: Tailor, tmp_p
             assert (status, err) == (
                 2, "tailor: out is in use by another command; allowed: another --out, or to wait until it ends\n"
             )  # fmt: skip
-    with occupied(tmp_path / "out/local"):
+    with occupied(tmp_path / "out/local/seed-0"):
         status, _, err = study("compare", "fedavg", "local", *quick, "out")
         assert status == 1
-        assert "not measured: local (seed 0): out/local is in use by another command" in err
+        assert "not measured: local (seed 0): out/local/seed-0 is in use by another command" in err
 
 
 def test_commands_that_begin_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -419,18 +420,26 @@ def test_a_comparison_over_seeds_goes_on_with_more_of_them(study: Tailor, tmp_pa
     with (tmp_path / "out/comparison.csv").open() as file:
         assert [row["seeds"] for row in csv.DictReader(file)] == ["4 2 0"] * 2
     status, _, err = study("compare", "fedavg", *QUICK, "--out", "out", "--resume")
-    assert (status, err) == (
-        2,
-        "tailor: out/fedavg holds runs of several seeds; "
-        "allowed: another --out, --force to replace, or several seeds\n",
-    )
+    said = "out has method=fedavg seed=4 too; allowed: to name all that it has, another --out"
+    assert (status, err) == (2, f"tailor: {said}\n")
 
 
-def test_a_comparison_of_one_seed_is_not_mixed_with_several(study: Tailor, tmp_path: Path) -> None:
-    assert study("compare", "local", *QUICK, "--out", "out")[0] == 0
-    status, _, err = study("compare", "local", *QUICK, "seeds=2", "--out", "out", "--resume")
-    assert (status, "out/local holds a run of one seed" in err) == (2, True)
-    assert not (tmp_path / "out/local/seed-0").exists()
+def test_a_comparison_of_one_seed_goes_on_with_several(study: Tailor, tmp_path: Path) -> None:
+    assert study("compare", "fedavg", "local", *QUICK, "--out", "out")[0] == 0
+    before = (tmp_path / "out/local/seed-0/summary.json").stat().st_mtime_ns
+    assert study("compare", "fedavg", "local", *QUICK, "seeds=2", "--out", "out", "--resume")[0] == 0
+    assert (tmp_path / "out/local/seed-0/summary.json").stat().st_mtime_ns == before
+    assert [row["seed"] for row in tidy(tmp_path / "out")] == ["0", "1"] * 2
+
+
+def test_a_run_in_the_place_of_a_method_is_not_mixed_with_its_seeds(study: Tailor, tmp_path: Path) -> None:
+    assert study("run", "local", *QUICK, "--no-page", "--out", "out/local")[0] == 0
+    status, _, err = study("compare", "fedavg", "local", *QUICK, "--out", "out")
+    said = "out/local is the folder of a run; allowed: another --out, --force to replace"
+    assert (status, err) == (2, f"tailor: {said}\n")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["local"]
+    assert study("compare", "fedavg", "local", *QUICK, "--no-page", "--out", "out", "--force")[0] == 0
+    assert [path.name for path in (tmp_path / "out/local").iterdir()] == ["seed-0"]
 
 
 @pytest.mark.parametrize(
@@ -472,17 +481,17 @@ def test_a_method_that_fails_is_named_at_the_end_and_the_others_are_compared(
     methods = ("fedavg", "broken_method:Broken", "local")
     status, out, err = study("compare", *methods, *QUICK, "--out", "out")
     assert status == 1
-    said = "RuntimeError: a bug in two lines (see out/broken_method.Broken/error.txt)"
+    said = "RuntimeError: a bug in two lines (see out/broken_method.Broken/seed-0/error.txt)"
     assert err.splitlines()[-1] == f"not measured: broken_method:Broken (seed 0): {said}"
-    assert "raise RuntimeError" in (tmp_path / "out/broken_method.Broken/error.txt").read_text()
+    assert "raise RuntimeError" in (tmp_path / "out/broken_method.Broken/seed-0/error.txt").read_text()
     assert [row["method"] for row in tidy(tmp_path / "out")] == ["fedavg", "local"]
     assert "results: out/comparison.csv" in out
     mended = BROKEN.partition("    def")[0] + "    pass\n"
     (tmp_path / "broken_method.py").write_text(mended)
     del sys.modules["broken_method"]
     assert study("compare", *methods, *QUICK, "--out", "out", "--resume")[0] == 0
-    assert not (tmp_path / "out/broken_method.Broken/error.txt").exists()
-    assert clients(tmp_path / "out/fedavg") == clients(tmp_path / "out/broken_method.Broken")
+    assert not (tmp_path / "out/broken_method.Broken/seed-0/error.txt").exists()
+    assert clients(tmp_path / "out/fedavg/seed-0") == clients(tmp_path / "out/broken_method.Broken/seed-0")
 
 
 def test_tables_of_other_results_are_not_overwritten(study: Tailor, tmp_path: Path) -> None:
@@ -531,7 +540,7 @@ def test_a_method_that_ends_the_program_ends_its_own_run_only(
     monkeypatch.syspath_prepend(tmp_path)
     status, _, err = study("compare", "exits:Exits", "local", *QUICK, "--no-page", "--out", "out")
     assert (status, [row["method"] for row in tidy(tmp_path / "out")]) == (1, ["local"])
-    assert "not measured: exits:Exits (seed 0): SystemExit: 3 (see out/exits.Exits/error.txt)" in err
+    assert "not measured: exits:Exits (seed 0): SystemExit: 3 (see out/exits.Exits/seed-0/error.txt)" in err
     page = page_data(read_results([tmp_path / "out"]))
     assert page["progress"] == ["exits:Exits: failed: SystemExit: 3"]
     status, _, err = study("run", "exits:Exits", *QUICK, "--out", "alone")

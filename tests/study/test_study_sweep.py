@@ -258,7 +258,7 @@ def test_settings_that_cannot_run_are_named_and_the_others_are_measured(
     assert [row["clients_per_round"] for row in read(tmp_path / "out/results.csv")] == ["2", "3"]
     assert "results: out/results.csv" in out
     assert study(*arguments, "alone")[0] == 1
-    for name in ("clients_per_round=2", "clients_per_round=3"):
+    for name in ("clients_per_round=2/seed-0", "clients_per_round=3/seed-0"):
         assert identical(tmp_path / "out" / name, tmp_path / "alone" / name)
 
 

@@ -74,22 +74,18 @@ class Grid:
         return self.folder / self._name(line, seed)
 
     def _name(self, line: Line, seed: int) -> Path:
-        """One seed: the line's folder is the run's."""
-        return Path(line.name, f"seed-{seed}") if len(self.seeds) > 1 else Path(line.name)
+        """The same for one seed as for several: more may come later."""
+        return Path(line.name, f"seed-{seed}")
 
     def check(self, way: Way) -> None:
         """Refuse what cannot be written or would be mixed, before anything runs."""
         if is_run(self.folder):
             raise UserError(f"{self.folder} is the folder of a run; allowed: another --out")
-        for line in () if way.force else self.lines:
-            place, several = self.folder / line.name, len(self.seeds) > 1
-            allowed = "allowed: another --out, --force to replace, or"
-            if several and is_run(place):
-                raise UserError(f"{place} holds a run of one seed; {allowed} one seed")
-            if not several and _seeds_in(place):
-                raise UserError(f"{place} holds runs of several seeds; {allowed} several seeds")
+        taken = [place for line in self.lines if is_run(place := self.folder / line.name)]
+        if taken and not way.force:
+            raise UserError(f"{taken[0]} is the folder of a run; allowed: another --out, --force to replace")
         self._check_tables(way)
-        check_folders([cell for cell in self.cells if not (way.force and _seeds_in(cell.folder))], way)
+        check_folders(list(self.cells), way)
         if way.force:
             check_unused(self._there())
 
@@ -128,8 +124,8 @@ class Grid:
             rows = read_csv(path) if path.is_file() else []
         named = [Path(row.get(FOLDER) or "..") for row in rows]
         there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
-        for place in (self.folder / line.name for line in self.lines):  # of one seed or of several
-            there |= {place, *_seeds_in(place)}
+        for place in (self.folder / line.name for line in self.lines):
+            there |= {place, *(file.parent for file in place.glob(f"seed-*/{CONFIG}"))}
         return {run for run in there if is_run(run)}
 
     def _replace(self) -> None:
@@ -191,11 +187,6 @@ class Grid:
             if failure := self.failures.get((line, seed)):
                 groups.setdefault(failure.reason, {}).setdefault(line.title, []).append(seed)
         return [f"{names_and_seeds(lines)}: {reason}" for reason, lines in groups.items()]
-
-
-def _seeds_in(place: Path) -> set[Path]:
-    """The runs of several seeds in a line's folder."""
-    return {file.parent for file in place.glob(f"seed-*/{CONFIG}")}
 
 
 def refused(result: Result) -> Result:
