@@ -386,6 +386,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_runs_in_a_folder_that_is_none_are_named_and_a_seed_with_what_it_is_of(tmp_path: Path) -> None:
+    execute(tmp_path / "both/fedper/seed-0", rounds=1)
+    for folder in (tmp_path / "both", tmp_path / "both/fedper"):
+        with pytest.raises(UserError, match=r"config.yaml is missing\); allowed: .*/both/fedper/seed-0$"):
+            export(folder, "0")
+    export(tmp_path / "both/fedper/seed-0", "0", tmp_path / "model")
+    assert json.loads((tmp_path / "model/model.json").read_text())["run"] == "both/fedper/seed-0"
+
+
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     execute(tmp_path / "run")
     for path in sorted((tmp_path / "run/checkpoints").rglob("*"), reverse=True):

@@ -14,7 +14,8 @@ from study_runs import Tailor, pairs, rounds, small
 from tailorfl.cli import main
 from tailorfl.errors import UserError
 from tailorfl.study import loggers
-from tailorfl.study.loggers import LOGGERS, Logs, called, figures, topic
+from tailorfl.study.folder import called
+from tailorfl.study.loggers import LOGGERS, Logs, figures, topic
 from tailorfl.study.run import Run
 
 Points = dict[str, list[tuple[int, float]]]

@@ -33,7 +33,7 @@ from tailorfl.models import Network
 from tailorfl.models.reduction import parameters
 from tailorfl.study.build import Built, build, choose_device
 from tailorfl.study.config import Config, read_config
-from tailorfl.study.folder import CHECKPOINTS, CONFIG, EXPORTS, PARTITION, is_run
+from tailorfl.study.folder import CHECKPOINTS, CONFIG, EXPORTS, PARTITION, called, is_run, runs_in
 from tailorfl.study.run import restore
 from tailorfl.study.summary import finite
 
@@ -174,7 +174,7 @@ def export(
     out = out or (folder / EXPORTS if everyone else folder / EXPORTS / places[clients[0]])
     _check_free(out, force)
     run = restored(folder, config, data_dir)
-    exporter = Exporter(run.config, run.built.network, run.built.data, run.round, folder.resolve().name)
+    exporter = Exporter(run.config, run.built.network, run.built.data, run.round, called(folder))
     with whole_folder(out) as temporary:
         for cohort in run.served(clients):
             watch(exporter.write(temporary / places[cohort.clients[0]] if everyone else temporary, cohort))
@@ -184,7 +184,9 @@ def export(
 def read_run(folder: Path) -> tuple[Config, tuple[str, ...]]:
     """The configuration of a run, and its clients' names."""
     if not is_run(folder):
-        raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: a folder that 'tailor run' has written")
+        inside = [str(run) for run in runs_in(folder)]
+        allowed = first_names(inside) if inside else "a folder that 'tailor run' has written"
+        raise UserError(f"{folder} holds no run ({CONFIG} is missing); allowed: {allowed}")
     return read_config(folder / CONFIG), load_partition(folder / PARTITION).names
 
 

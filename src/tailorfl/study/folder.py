@@ -31,6 +31,17 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def called(folder: Path) -> str:
+    """The name of a run: that of its folder; where that is only a seed's, with those above it."""
+    parts = folder.resolve().parts
+    return "/".join(parts[-3:] if parts[-1].startswith("seed-") else parts[-1:])
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs of a study or of one of its parts, by name."""
+    return sorted(file.parent for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}/{CONFIG}"))
+
+
 def is_free(folder: Path) -> bool:
     """Nothing is there, or only what a run leaves that is killed while it begins."""
     beginnings = (PARTITION, f".{PARTITION}.", CLASSES, f".{CLASSES}.", f".{CONFIG}.", FEDERATION, ERROR)

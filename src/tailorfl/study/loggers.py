@@ -20,7 +20,7 @@ from tailorfl.data.extras import import_extra
 from tailorfl.data.reason import reason
 from tailorfl.errors import UserError
 from tailorfl.study.config import Config
-from tailorfl.study.folder import MLFLOW, MLFLOW_STORE, ROUNDS, TENSORBOARD, read_lines
+from tailorfl.study.folder import MLFLOW, MLFLOW_STORE, ROUNDS, TENSORBOARD, called, read_lines
 
 log = logging.getLogger(__name__)
 
@@ -243,12 +243,6 @@ class MLflow:
         now = time.time_ns() // 1_000_000
         metrics = [self.entities.Metric(_allowed(name), value, now, step) for name, value in found]
         self.client.log_batch(self.run, metrics=metrics)
-
-
-def called(folder: Path) -> str:
-    """The name of a run: that of its folder; where that is only a seed's, with those above it."""
-    parts = folder.resolve().parts
-    return "/".join(parts[-3:] if parts[-1].startswith("seed-") else parts[-1:])
 
 
 LOGGERS: dict[str, Callable[[Path], Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
