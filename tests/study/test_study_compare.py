@@ -147,6 +147,13 @@ def test_an_option_that_no_method_has_is_refused() -> None:
         configure_all(["fedavg", "local"], {"personal_layers": 2})
 
 
+def test_a_method_that_cannot_serve_groups_is_refused_before_any_other_runs(study: Tailor, tmp_path: Path) -> None:
+    groups = "groups=[{clients: 2, classes: 3}, {clients: 2}]"
+    status, _, err = study("compare", "local", "fedper", groups, "data=digits", "rounds=1", "-q", "--out", "out")
+    assert (status, err.startswith("tailor: fedper cannot serve groups of clients with other networks")) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_comparison_that_was_stopped_goes_on_where_it_was(tmp_path: Path, compared: Path) -> None:
     calls = 0
 

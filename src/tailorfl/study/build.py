@@ -31,7 +31,7 @@ from tailorfl.exchange.messages import Server
 from tailorfl.federation.in_process import InProcess, trainable_clients
 from tailorfl.federation.rounds import Federation, RoundLoop
 from tailorfl.federation.selection import NOBODY_LATE, Latecomers, expected, select
-from tailorfl.methods import Method, methods
+from tailorfl.methods import Method
 from tailorfl.models import Network, build_module, networks
 from tailorfl.models.scaling import Kind, Scaling, Size
 from tailorfl.seeding import derive
@@ -135,9 +135,6 @@ def place_clients(config: Config, data: FederatedData, where: Callable[..., Plac
 
 def check_task(config: Config, data: FederatedData) -> None:
     """Whether the method can do what the data asks for."""
-    if data.groups and not config.method.mixed:
-        able = ", ".join(name for name, kind in methods().items() if kind.mixed)
-        raise UserError(f"{config.method_name} cannot serve groups of clients with other networks; allowed: {able}")
     if data.num_classes == 1 and not (data.detection or data.groups):
         raise UserError(
             f"{data.source} has one class, {data.classes[0]!r}: there is nothing to tell apart; "

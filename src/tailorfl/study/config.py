@@ -13,7 +13,7 @@ from tailorfl.cohort.engine import Mode
 from tailorfl.data import Group, PartitionOptions, SourceOptions
 from tailorfl.errors import UserError
 from tailorfl.federation.selection import Selection
-from tailorfl.methods import Method, find_method
+from tailorfl.methods import Method, find_method, methods
 
 RESERVED = {"method", "seeds"}  # keys of a configuration and of a comparison that are no field of the experiment
 LARGEST_SEED = 2**63 - 1  # as tables of numbers have room for
@@ -122,6 +122,9 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     if method.holds_out() and "validation_fraction" not in settings:
         experiment = experiment.model_copy(update={"validation_fraction": HELD_OUT})
     _check_together(experiment)
+    if experiment.groups and not method.mixed:
+        able = ", ".join(name for name, other in methods().items() if other.mixed)
+        raise UserError(f"{method_name} cannot serve groups of clients with other networks; allowed: {able}")
     return Config(method_name, experiment, method.completed(experiment.rounds))
 
 
