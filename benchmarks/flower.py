@@ -30,23 +30,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tailorfl.flower.certs import Certs, make_certs
-from tailorfl.flower.launch import (
-    LOOPBACK,
-    LaunchError,
-    Link,
-    Processes,
-    Site,
-    StopOnSignal,
-    answers,
-    cleared,
-    environment,
-    free_ports,
-    marked,
-    register,
-    run_app,
-    superlink_command,
-    write_connection,
-)
+from tailorfl.flower.launch import LaunchError, Link, Site, register, run_app, superlink_command, write_connection
+from tailorfl.flower.ports import LOOPBACK, answers, free_ports
+from tailorfl.flower.processes import Processes, StopOnSignal, cleared, environment, marked
 from tailorfl.flower.project import RunConfig, experiment_text, write_app
 from tailorfl.study.config import Config, configure
 from tailorfl.study.folder import FEDERATION

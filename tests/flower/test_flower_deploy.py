@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.flower.launch import answers, environment, free_ports, marked, sweep
+from tailorfl.flower.ports import answers, free_ports
+from tailorfl.flower.processes import environment, marked, sweep
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,22 +19,10 @@ from tailorfl import cli
 from tailorfl.errors import UserError
 from tailorfl.flower import launch
 from tailorfl.flower.commands import RoundTable
-from tailorfl.flower.launch import (
-    Keeper,
-    LaunchError,
-    Link,
-    Processes,
-    Site,
-    StopOnSignal,
-    Stopped,
-    check_port,
-    cleared,
-    environment,
-    free_ports,
-    marked,
-    run_app,
-)
+from tailorfl.flower.launch import Keeper, LaunchError, Link, Site, run_app
 from tailorfl.flower.lock import alone
+from tailorfl.flower.ports import check_port, free_ports
+from tailorfl.flower.processes import Processes, StopOnSignal, Stopped, cleared, environment, marked, sweep
 from tailorfl.flower.project import RunConfig, read_run
 from tailorfl.study.folder import FEDERATION
 
@@ -66,7 +54,7 @@ def stop() -> StopOnSignal:
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[str]:
     yield str(tmp_path)
-    launch.sweep(str(tmp_path), 0)
+    sweep(str(tmp_path), 0)
 
 
 @needs_proc
@@ -259,7 +247,7 @@ def test_command_refuses_in_one_line_and_starts_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["tailor", "flower", *arguments])
     monkeypatch.setattr("tailorfl.flower.commands.show_log", lambda quiet: None)
-    monkeypatch.setattr(launch, "program", lambda name: name)
+    monkeypatch.setattr("tailorfl.flower.processes.program", lambda name: name)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
@@ -274,7 +262,7 @@ def test_a_trial_that_goes_on_keeps_its_limits_and_lets_sites_write_models_that_
 ) -> None:
     launched: list[Path] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "program", lambda name: name)
+    monkeypatch.setattr("tailorfl.flower.processes.program", lambda name: name)
     for name in ("show_log", "_show", "show_page"):
         monkeypatch.setattr(f"tailorfl.flower.commands.{name}", lambda *given: None)
     monkeypatch.setattr("tailorfl.flower.commands._launch", lambda checked, folder, *given: launched.append(folder))

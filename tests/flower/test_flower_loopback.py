@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
-from tailorfl.flower.launch import marked
+from tailorfl.flower.processes import marked
 from tailorfl.study.folder import FEDERATION
 
 pytestmark = pytest.mark.slow

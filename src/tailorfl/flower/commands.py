@@ -78,7 +78,8 @@ def up(
     page: Page = True,
 ) -> None:
     """Try a federation on this machine: a server and its sites as processes of their own."""
-    from tailorfl.flower.launch import check_port, program
+    from tailorfl.flower.ports import check_port
+    from tailorfl.flower.processes import program
     from tailorfl.flower.project import PROJECT, RunConfig, experiment_text, read_run, write_app
     from tailorfl.flower.roll import handed_over
     from tailorfl.study.folder import SUMMARY
@@ -115,7 +116,8 @@ def up(
 def _launch(
     checked: "Config", folder: Path, nodes: int, tls: bool, port: int | None, data_dir: Path | None, shown: Console
 ) -> None:
-    from tailorfl.flower.launch import LaunchError, Site, StopOnSignal, Stopped, run_app
+    from tailorfl.flower.launch import LaunchError, Site, run_app
+    from tailorfl.flower.processes import StopOnSignal, Stopped
 
     place = _place(folder)
     named: dict[str, Any] = {"data-dir": str(data_dir.absolute())} if data_dir else {}
@@ -216,7 +218,9 @@ def node(
     port: Annotated[int | None, typer.Option("--port", help="For its own processes; by default a free one.")] = None,
 ) -> None:
     """Run a site: a SuperNode that is started again when it ends."""
-    from tailorfl.flower.launch import LaunchError, Link, Site, StopOnSignal, Stopped, check_port, keep_node, program
+    from tailorfl.flower.launch import LaunchError, Link, Site, keep_node
+    from tailorfl.flower.ports import check_port
+    from tailorfl.flower.processes import StopOnSignal, Stopped, program
     from tailorfl.flower.project import check_name, node_config
 
     program("flower-supernode")
