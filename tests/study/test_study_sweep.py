@@ -15,7 +15,8 @@ from study_runs import SMALL, Tailor, identical, pairs
 from tailorfl.errors import UserError
 from tailorfl.study.config import shown
 from tailorfl.study.grid import Grid
-from tailorfl.study.sweep import choice, plan_sweep, read_values
+from tailorfl.study.panels import draw_line
+from tailorfl.study.sweep import choice, draw_sweep, plan_sweep, read_values
 from tailorfl.study.tables import percent
 
 # What is typed.
@@ -193,7 +194,7 @@ def test_without_validation_data_nothing_is_chosen(study: Tailor, tmp_path: Path
     assert status == 0
     assert "no setting is chosen: there is no validation data, and test data is not to choose by" in out
     assert "best" not in out
-    assert (tmp_path / "out/sweep.png").is_file(), "with several keys curves over rounds are drawn"
+    assert (tmp_path / "out/sweep.png").is_file()
     assert sorted(path.name for path in (tmp_path / "out").glob("*=*")) == [
         f"lr={lr},personal_layers={layers}" for lr in ("0.01", "0.1") for layers in (1, 2)
     ]
@@ -273,3 +274,30 @@ def test_settings_that_tie_are_counted() -> None:
     assert choice(tied) == (
         "best by validation accuracy: lr=0.1 (80.00 %, mean over 2 seeds; 1 other has the same, the first is named)"
     )
+
+
+def test_the_picture_has_a_line_for_each_combination_of_the_other_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, dict[float, list[float]]] = {}
+
+    def noted(axes: Any, name: str, number: int, line: dict[float, list[float]]) -> None:
+        drawn[name] = line
+        draw_line(axes, name, number, line)
+
+    monkeypatch.setattr("tailorfl.study.sweep.draw_line", noted)
+    values = {"network": ["mlp", "linear"], "lr": [0.1, 0.2, 0.3], "local_epochs": [1, 2]}
+    lines, seeds = plan_sweep("fedper", values, {**SMALL, "personal_layers": 1})
+    made = Grid(tmp_path, lines, seeds)
+    for number, line in enumerate(made.lines):
+        made.summaries[line, 0] = {"validation_accuracy": 0.5, "personalized_accuracy": number / 100}
+    draw_sweep(made, tmp_path / "sweep.png")
+    assert drawn == {
+        "network=mlp, local_epochs=1": {0.1: [0.0], 0.2: [0.02], 0.3: [0.04]},
+        "network=mlp, local_epochs=2": {0.1: [0.01], 0.2: [0.03], 0.3: [0.05]},
+        "network=linear, local_epochs=1": {0.1: [0.06], 0.2: [0.08], 0.3: [0.1]},
+        "network=linear, local_epochs=2": {0.1: [0.07], 0.2: [0.09], 0.3: [0.11]},
+    }
+    drawn.clear()
+    draw_sweep(grid({(0.1, 0): (0.9, 0.2), (0.1, 1): (0.7, 0.4), (0.2, 0): (0.8, 0.6)}), tmp_path / "one.png")
+    assert drawn == {"test": {0.1: [0.2, 0.4], 0.2: [0.6]}, "validation": {0.1: [0.9, 0.7], 0.2: [0.8]}}

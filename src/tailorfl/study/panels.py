@@ -103,11 +103,16 @@ def _places(plan: Plan) -> dict[str, float]:
 
 def place_values(values: Mapping[str, Any]) -> dict[str, float]:
     """Where values of a sweep lie, by name: numbers by size where that leaves room, others one after the other."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
+    if in_numbers(values):
         places = {name: float(value) for name, value in values.items()}
         if _apart(places.values()):
             return places
     return {name: float(number) for number, name in enumerate(values)}
+
+
+def in_numbers(values: Mapping[str, Any]) -> bool:
+    """Whether all values of a key are numbers."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
 
 
 def _apart(places: Collection[float]) -> bool:

@@ -10,10 +10,10 @@ import yaml
 
 from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
-from tailorfl.study.compare import draw_curves
+from tailorfl.study.compare import legend_below
 from tailorfl.study.config import check_new, configure, parse_yaml, read_settings, shown
 from tailorfl.study.grid import Grid, Line, take_seeds
-from tailorfl.study.panels import draw_line, place_values, scale
+from tailorfl.study.panels import draw_line, in_numbers, place_values, scale
 from tailorfl.study.recipe import SAFE
 from tailorfl.study.tables import number, percent
 from tailorfl.study.tidy import STATISTICS, write_csv
@@ -151,24 +151,34 @@ def write_statistics(grid: Grid) -> None:
 
 
 def draw_sweep(grid: Grid, path: Path) -> None:
-    """How clients are served over the values of the key; curves over rounds where several keys are swept."""
+    """How clients are served over the values of a key; of several keys a line for each combination of the others."""
     found, keys = grid.measured(), swept_keys(grid.lines)
-    if len(keys) > 1:
-        return draw_curves({line.title: [grid.path(line, seed) for seed in runs] for line, runs in found.items()}, path)
-    [key] = keys
-    places = place_values({shown(line.settings[key]): line.settings[key] for line in found})
-    named = {"test loss": "personalized_loss"} if grid.regression else {"test": "personalized_accuracy"}
-    named |= {"validation": _measure(grid)}
+    values = {key: {shown(line.settings[key]): line.settings[key] for line in found} for key in keys}
+    along = max(keys, key=lambda key: (in_numbers(values[key]), len(values[key])))
+    others = [key for key in keys if key != along]
+    places = place_values(values[along])
     with picture(path, (6, 4)) as figure:
         axes = figure.subplots()
-        for place, (name, measure) in enumerate(named.items()):
-            values: dict[Line, list[Any]] = {
-                line: [one.get(measure) for one in runs.values()] for line, runs in found.items()
-            }
-            there = {line: own for line, own in values.items() if None not in own}
-            if there:
-                draw_line(axes, name, place, {places[shown(line.settings[key])]: own for line, own in there.items()})
-        axes.set(xlabel=key, ylabel="loss" if grid.regression else "accuracy")
+        for number, (name, own) in enumerate(_figures(grid, others).items()):
+            draw_line(axes, name, number, {places[shown(line.settings[along])]: some for line, some in own.items()})
+        axes.set(xlabel=along, ylabel="loss" if grid.regression else "accuracy")
+        axes.set_title("test data" if others else "", fontsize="medium")
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        if others:
+            legend_below(figure, *axes.get_legend_handles_labels())
+        else:
+            axes.legend(frameon=False)
         scale(axes, places)
+
+
+def _figures(grid: Grid, others: Sequence[str]) -> dict[str, dict[Line, list[float]]]:
+    """By what a line is called: of one key on test and validation data, else on test data by the other keys' values."""
+    test, found = "personalized_loss" if grid.regression else "personalized_accuracy", grid.measured()
+    named = {"": test} if others else {"test": test, "validation": _measure(grid)}
+    figures: dict[str, dict[Line, list[float]]] = {}
+    for (name, measure), (line, runs) in product(named.items(), found.items()):
+        own = [one.get(measure) for one in runs.values()]
+        called = name or ", ".join(f"{key}={shown(line.settings[key])}" for key in others)
+        if None not in own:
+            figures.setdefault(called, {})[line] = own
+    return figures
