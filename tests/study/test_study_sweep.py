@@ -103,12 +103,20 @@ def test_seeds_are_not_swept_over(typed: str) -> None:
     assert (len(points), seeds) == (2, (0, 2))
 
 
-def test_folders_are_numbered_where_values_are_no_names() -> None:
+def test_folders_are_told_apart_where_values_are_no_names_and_stay_when_others_come() -> None:
     long = [f"network_options={{hidden: [{','.join(['8'] * k)}]}}" for k in (60, 61)]
-    lines, _ = plan_sweep("fedper", {"network_options": [read_values([one])["network_options"][0] for one in long]}, {})
-    assert [line.name for line in lines] == ["setting-1", "setting-2"]
-    alike, _ = plan_sweep("fedper", read_values(["network=a/b:C,a-b:C"]), {})
-    assert [line.name for line in alike] == ["setting-1", "setting-2"]
+    options = [read_values([one])["network_options"][0] for one in long]
+
+    def names(key: str, values: list[Any]) -> list[str]:
+        return [line.name for line in plan_sweep("fedper", {key: values}, {})[0]]
+
+    for key, values in (("network_options", options), ("network", ["a/b:C", "a-b:C"])):
+        found = names(key, values)
+        assert len(set(found)) == 2
+        assert all(Path(name).name == name and len(name) < 140 for name in found)
+        assert names(key, values[::-1]) == found[::-1]
+    assert names("network_options", [{"hidden": [8]}, *options])[1:] == names("network_options", options)
+    assert names("lr", [0.1, 0.2]) == ["lr=0.1", "lr=0.2"]
 
 
 def test_settings_that_ask_for_validation_data_and_others_train_on_the_same_rows() -> None:

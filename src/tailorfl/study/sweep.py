@@ -1,6 +1,7 @@
 """A method over a grid of settings: every combination of the values that keys are given."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -56,10 +57,6 @@ def plan_sweep(
     held_out = {line.config.experiment.validation_fraction for line in lines}
     if len(held_out) > 1 and HELD_OUT not in swept:  # some settings ask for validation data; all train on the same rows
         return plan_sweep(method, values, {**base, HELD_OUT: max(held_out)})
-    if len({line.name for line in lines}) < len(lines) or max(len(line.name) for line in lines) > LONGEST:
-        lines = [
-            Line(line.title, f"setting-{number}", line.settings, line.config) for number, line in enumerate(lines, 1)
-        ]
     return lines, seeds or (lines[0].config.experiment.seed,)
 
 
@@ -84,9 +81,15 @@ def _line(method: str, point: Mapping[str, Any], rest: Mapping[str, Any]) -> Lin
         for key, value in point.items()
     }
     said = [f"{key}={shown(value)}" for key, value in meant.items()]
-    name = ",".join(said)
+    return Line(" ".join(said), _folder(",".join(said)), {"method": method, **meant}, config)
+
+
+def _folder(name: str) -> str:
+    """The name of a setting's folder, whatever other settings there are: a digest tells what is cut or replaced."""
     safe = "".join(letter if SAFE.fullmatch(letter) or letter in "=,._+-" else "-" for letter in name)
-    return Line(" ".join(said), safe, {"method": method, **meant}, config)
+    if safe == name and len(name) <= LONGEST:
+        return name
+    return f"{safe[:LONGEST]}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _is_number(value: Any) -> bool:
