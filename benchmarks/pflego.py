@@ -84,7 +84,7 @@ def table3_methods() -> dict[str, Method]:
     """As the paper's appendix sets them, where it does: FedRep trains the body for 5 steps after its head."""
     steps, whole = {"local_epochs": TAU, "batch_size": 0, "momentum": 0.0}, {"batch_size": 0, "momentum": 0.0}
     return {
-        "FedRep": FedRep(head_epochs=TAU, local_epochs=5, **whole),
+        "FedRep": FedRep(head_epochs=TAU - 5, local_epochs=5, **whole),
         "FedBabu": FedBABU(**steps),
         "FedProx": FedProx(mu=0.25, **steps),
         "Ditto": Ditto(lam=0.5, **steps),

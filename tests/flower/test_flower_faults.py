@@ -18,6 +18,7 @@ from inline_grid import Answer, InlineGrid, honest
 from tailorfl.errors import UserError
 from tailorfl.flower.records import arrays, facts_of, metrics, metrics_of, pack, tensors_of
 from tailorfl.models.network import Values
+from tailorfl.study.build import build
 
 ALL = {"clients_per_round": 4, "local_epochs": 1}
 
@@ -129,14 +130,54 @@ def test_a_round_with_too_few_answers_is_repeated_with_others(tmp_path: Path) ->
     line = rounds_of(tmp_path / "flower")[0]
     assert line["answered"] == 2
     assert line["missing"] == sorted(map(str, first))
-    trained = {m.metadata.dst_node_id - 10 for m in grid.sent if m.metadata.message_type == "train"}
-    assert trained == {0, 1, 2, 3}
+    assert set(trained_on(grid)) == {0, 1, 2, 3}
+
+
+SCALED = {"rounds": 1, "clients_per_round": 2, "server_optimizer": "sgd", "server_lr": 0.1, "tau": 3, "exact": True}
+
+
+def trained_on(grid: InlineGrid) -> list[int]:
+    """The clients that were asked to train, in that order."""
+    return [m.metadata.dst_node_id - 10 for m in grid.sent if m.metadata.message_type == "train"]
+
+
+def test_who_does_not_answer_a_scaled_round_counts_as_zero(tmp_path: Path) -> None:
+    config = small("pflego", **SCALED)
+    start = {f"values/{name}": tensor for name, tensor in build(config).server.values.items()}
+    first = simulated_selection(config, tmp_path)
+    steps = []
+    for missing in first:
+        grid = grid_of(config, tmp_path / str(missing), {10 + missing: silent}, deadline=0.5)
+        assert serve_on(grid) is not None
+        assert sorted(trained_on(grid)) == sorted(first)
+        after = server_tensors(tmp_path / str(missing) / "flower")
+        steps.append({name: after[name] - tensor for name, tensor in start.items()})
+    both = server_tensors(tmp_path / "first/flower")
+    for name, tensor in start.items():  # who does not answer counts as zero
+        assert torch.allclose(both[name] - tensor, steps[0][name] + steps[1][name], atol=1e-6)
+
+
+def test_nobody_stands_in_for_others_in_a_scaled_round_the_same_are_asked_again(tmp_path: Path) -> None:
+    config = small("pflego", **SCALED)
+    first = simulated_selection(config, tmp_path)
+    asked: list[int] = []
+
+    def at_the_second_time(message: Message, context: Context) -> Message | None:
+        asked.extend([0] if message.metadata.message_type == "train" else [])
+        return silent(message, context) if len(asked) == 1 else honest(message, context)
+
+    late = {10 + first[0]: at_the_second_time}
+    grid = grid_of(config, tmp_path, late, **{"min-answers": 4, "deadline": 0.5})
+    assert serve_on(grid) is not None
+    assert (sorted(trained_on(grid)[:2]), trained_on(grid)[2:]) == (sorted(first), [first[0]])
+    one, other = server_tensors(tmp_path / "first/flower"), server_tensors(tmp_path / "flower")
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def simulated_selection(config: Any, folder: Path) -> list[int]:
     grid = grid_of(config, folder / "first")
     serve_on(grid)
-    return [m.metadata.dst_node_id - 10 for m in grid.sent if m.metadata.message_type == "train"]
+    return trained_on(grid)
 
 
 def test_too_few_answers_for_ever_end_the_run_and_it_can_go_on(tmp_path: Path, monkeypatch: Any) -> None:

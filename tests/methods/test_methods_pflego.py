@@ -1,5 +1,6 @@
 """PFLEGO: exactness of its steps, its cached features, heads of a client's own classes, and its server."""
 
+import importlib
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
@@ -187,8 +188,44 @@ def test_the_heads_steps_lower_its_loss_and_leave_the_body_alone() -> None:
     assert not differences(body, {name: cohort.values[name] for name in body})
 
 
-def test_a_full_batch_in_chunks_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**EXACT, "tau": 4}
+BODY = """
+from torch import nn
+
+class Counted(nn.Module):
+    passes = 0
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        Counted.passes += 1
+        return self.head(self.body(x.flatten(1)).relu())
+"""
+
+
+def test_the_body_is_passed_as_often_whatever_tau_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of a round: without the features that are computed once every step would pass it."""
+    (tmp_path / "counted_body.py").write_text(BODY)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"network": "counted_body:Counted", "network_options": {"num_classes": 10}, "engine": "one-by-one", "workers": 1}
+    passes = {}
+    for tau in (2, 40):
+        built = federation("pflego", **{**EXACT, **own, "tau": tau})
+        cohort = built.federation.cohort(1, largest_first(built))
+        counted = importlib.import_module("counted_body").Counted
+        counted.passes = 0
+        built.federation.method.train(cohort, built.loop.message_for_evaluation())
+        passes[tau] = counted.passes
+    assert passes[2] == passes[40] > 0
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("augment", ["none", "rotate"])
+def test_a_full_batch_in_chunks_gives_the_same_gradient(
+    engine: str, augment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**EXACT, "tau": 4, "engine": engine, "augment": augment}
     whole, parts = federation("pflego", **settings), federation("pflego", **settings)
     step = change(whole, [0, 1, 2, 3])
     monkeypatch.setattr(Engine, "evaluation_size", lambda *_: 3)
@@ -353,12 +390,16 @@ def test_what_breaks_the_bounds_of_the_proposition_is_warned_of(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         federation("pflego", lr=0.03, server_lr=0.003)
         assert not caplog.messages
+        federation("pflego", lr=0.001, server_lr=0.003, tau=1)  # no step has that rate
+        assert not caplog.messages
         federation("pflego", lr=0.001, server_lr=0.003)
         federation("pflego", clients=30, clients_per_round=1, rounds=7)
-    assert len(caplog.messages) == 2
+        federation("pflego", lr=0.004, server_lr=0.003, lr_schedule="cosine")
+    assert len(caplog.messages) == 3
     assert "lr=0.001 (beta) is below server_lr=0.003 (rho)" in caplog.messages[0]
     assert "clients_per_round=1 is too little" in caplog.messages[1]
     assert "it needs 2" in caplog.messages[1]
+    assert "lr=0.004 (beta), in the end 0.001, is below server_lr=0.003 (rho)" in caplog.messages[2]
 
 
 def test_neither_rounding_nor_a_full_first_round_hides_or_makes_a_warning(caplog: pytest.LogCaptureFixture) -> None:

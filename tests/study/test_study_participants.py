@@ -40,6 +40,14 @@ def accuracy(built: Built, who: list[int], split: Any) -> float:
     return hits / samples
 
 
+def loss(built: Built, who: list[int], split: Any) -> float:
+    """The cross-entropy of the same, mean over all their rows together."""
+    data = built.data
+    rows = torch.cat([data.rows(split).of(client) for client in who])
+    outputs = built.network.forward(built.server.values, data.decode(data.inputs[rows]), None, train=False)
+    return float(torch.nn.functional.cross_entropy(outputs, data.targets[rows]))
+
+
 def test_the_gaps_of_a_run_are_those_counted_by_hand(tmp_path: Path) -> None:
     own = {**LATE, "partition": "dirichlet", "samples_per_client": None, "new_clients": 2, "lr": 0.05}
     summary = execute(tmp_path / "run", "fedavg", **own, evaluate_training=True)
@@ -49,6 +57,7 @@ def test_the_gaps_of_a_run_are_those_counted_by_hand(tmp_path: Path) -> None:
     served, training = accuracy(built, trained, "test"), accuracy(built, trained, "train")
     assert summary["personalized_accuracy"] == pytest.approx(served)
     assert summary["training_accuracy"] == pytest.approx(training)
+    assert summary["own_training_loss"] == pytest.approx(loss(built, trained, "train"))
     assert summary["out_of_sample_gap"] == pytest.approx(training - served)
     assert summary["participation_gap"] == pytest.approx(served - accuracy(built, new, "test"))
     assert summary["joining_accuracy"] == pytest.approx(accuracy(built, late, "test"))

@@ -32,7 +32,7 @@ _CPU_HELD_BYTES = 1 << 30  # weights of clients that run one by one, held at a t
 _CPU_THREADS_NUMBERS = 1_000_000
 _GPU_MEMORY_SHARE = 0.5
 _CPU_EVALUATION_BYTES = 64 << 20
-_GPU_EVALUATION_BYTES = 4 << 30
+_GPU_EVALUATION_BYTES, _GPU_EVALUATION_SHARE = 4 << 30, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ class Engine:
         return max(self.workers, min(64 * self.workers, _CPU_HELD_BYTES // (plan.numbers * 4)))
 
     def evaluation_size(self, plan: Plan, clients: int) -> int:
-        """How many samples of each client to evaluate at a time."""
-        budget = _CPU_EVALUATION_BYTES if self.device.type == "cpu" else _GPU_EVALUATION_BYTES
+        """How many samples of each client to evaluate at a time, or to take a gradient on."""
+        small = int(self.memory * _GPU_EVALUATION_SHARE)  # a gradient holds a few times as much as the activations
+        budget = _CPU_EVALUATION_BYTES if self.device.type == "cpu" else min(_GPU_EVALUATION_BYTES, small)
         at_once = clients if plan.stacked else min(clients, self.workers)
         return max(1, budget // (plan.activation_bytes * at_once))
 

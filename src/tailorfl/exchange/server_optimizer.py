@@ -16,8 +16,8 @@ def server_step(
     kind: ServerOptimizer,
     lr: float,
     momentum: float,
-    betas: tuple[float, float] = (0.9, 0.99),
     epsilon: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.99),
     plain: frozenset[str] = frozenset(),
 ) -> None:
     """Move the server's values towards the clients' average. ``plain`` names (statistics) are simply replaced."""

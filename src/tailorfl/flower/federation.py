@@ -111,15 +111,17 @@ class OnFlower:
         self._round, self.diverged, self.faults, self.notes = round, [], {}, {}
         found: dict[int, Answers] = {}
         asked: set[int] = set()
-        wanted, least = list(clients), min(self.rules.min_answers, len(self._there(round)))
+        able = clients if self.method.scaled else self._there(round)
+        wanted, least = list(clients), min(self.rules.min_answers, len(able))
         for attempt in range(REPEATS + 1):
             asked |= set(wanted)
             found |= self._trained(round, wanted, message)
             # Who diverged has answered: asked again, it would do the same.
             if len({*found, *self.diverged}) >= least or not clients:
                 break
-            wanted = self._others(round, attempt, asked, set(found))
-            log.warning("round %d: %d answers, %d are needed; asking others", round, len(found), least)
+            wanted = self._instead(round, attempt, asked, set(found))
+            whom = "them again" if self.method.scaled else "others"
+            log.warning("round %d: %d answers, %d are needed; asking %s", round, len(found), least, whom)
         else:
             raise UserError(f"round {round}: {len(found)} answers after {REPEATS} repeats, {least} are needed")
         yield from self._stacked(round, found)
@@ -242,8 +244,10 @@ class OnFlower:
         for clients in self._stand_in.stacks(round, list(found), self.data):
             yield _joined([found.pop(client) for client in clients])
 
-    def _others(self, round: int, attempt: int, asked: set[int], found: set[int]) -> list[int]:
+    def _instead(self, round: int, attempt: int, asked: set[int], found: set[int]) -> list[int]:
         """Whom to ask when too few answered: those who were not asked yet, else all who did not answer."""
+        if self.method.scaled:
+            return sorted(asked.difference(found, self.diverged))
         able = [client for client in self._there(round) if client not in asked]
         able = able or [client for client in self._there(round) if client not in found]
         number = min(len(able), max(1, self.rules.min_answers - len(found)))

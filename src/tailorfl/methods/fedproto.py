@@ -12,7 +12,6 @@ from tailorfl.cohort import Batch, Client, Cohort
 from tailorfl.cohort.objective import class_losses
 from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Answers, Message, Server
-from tailorfl.exchange.server_optimizer import server_step
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Layer, Network, Values
 
@@ -106,7 +105,7 @@ class FedProto(Method):
             COUNTS: torch.where(sent, totals[COUNTS], server.values[COUNTS]),
         }
         plain = frozenset({COUNTS})
-        server_step(server, averaged, self.server_optimizer, self.server_lr, self.server_momentum, plain=plain)
+        self.step(server, averaged, plain)
 
     # The client.
 

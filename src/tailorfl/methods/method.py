@@ -42,6 +42,7 @@ class Method(LocalTraining):
     detectors: ClassVar[bool] = True  # whether it can train networks that find objects in images
     statistics: ClassVar[bool] = True  # whether it can train networks with the statistics of batch norms
     gradients: ClassVar[bool] = False  # whether clients send gradients under the names of the tensors they received
+    scaled: ClassVar[bool] = False  # whether answers are scaled by the selection: nobody may stand in for others
     mixed: ClassVar[bool] = False  # whether it can serve groups of clients with other image sizes and classes
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other defaults, by the value of an option ``preset``
 
@@ -57,6 +58,9 @@ class Method(LocalTraining):
     server_optimizer: ServerOptimizer = Field("average", description="average, or the average as a gradient step")
     server_lr: float = Field(1.0, gt=0, description="learning rate of the server's sgd or adam")
     server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd; 0 and lr 1: average")
+    server_epsilon: float = Field(
+        1e-3, gt=0, description="what the server's adam adds below; gradients far smaller move nothing"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -148,9 +152,12 @@ class Method(LocalTraining):
 
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         """Put the clients' answers together. ``answers`` is consumed as they arrive."""
-        averaged = average(answers, server.values, self.aggregation)
-        statistics = frozenset(network.buffers)
-        server_step(server, averaged, self.server_optimizer, self.server_lr, self.server_momentum, plain=statistics)
+        self.step(server, average(answers, server.values, self.aggregation), frozenset(network.buffers))
+
+    def step(self, server: Server, averaged: Values, plain: frozenset[str]) -> None:
+        """Move the server's values towards an average; ``plain`` names are simply replaced."""
+        how = (self.server_optimizer, self.server_lr, self.server_momentum, self.server_epsilon)
+        server_step(server, averaged, *how, plain=plain)
 
     def global_model(self, server: Server, network: Network) -> Values | None:
         """A whole model that serves anybody, or None where the method has none."""

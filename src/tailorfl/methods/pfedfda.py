@@ -13,7 +13,6 @@ from tailorfl.cohort.objective import class_losses
 from tailorfl.errors import UserError
 from tailorfl.exchange.aggregation import average
 from tailorfl.exchange.messages import Answers, Message, Server
-from tailorfl.exchange.server_optimizer import server_step
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Layer, Network, Values
 
@@ -125,7 +124,7 @@ class PFedFDA(Method):
     def aggregate(self, server: Server, answers: Iterable[Answers], network: Network) -> None:
         averaged = average(answers, server.values, self.aggregation)
         plain = frozenset({*network.buffers, MEANS, COVARIANCE})
-        server_step(server, averaged, self.server_optimizer, self.server_lr, self.server_momentum, plain=plain)
+        self.step(server, averaged, plain)
 
     def global_model(self, server: Server, network: Network) -> Values | None:
         """The body under the head of the global estimates, with all classes alike frequent."""

@@ -14,7 +14,6 @@ from tailorfl.cohort.optimizer import Optimizer
 from tailorfl.errors import UserError
 from tailorfl.exchange.aggregation import average
 from tailorfl.exchange.messages import Answers, Message, Server
-from tailorfl.exchange.server_optimizer import server_step
 from tailorfl.methods.fedprox import Proximal
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Network, Values
@@ -97,4 +96,4 @@ class PFedMe(Method):
             name: target if name in kept else torch.lerp(server.values[name], target, self.beta)
             for name, target in averaged.items()
         }
-        server_step(server, reached, self.server_optimizer, self.server_lr, self.server_momentum, plain=kept)
+        self.step(server, reached, kept)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -32,6 +32,7 @@ class PFLEGO(Method):
     paper: ClassVar[str] = "Nikoloutsopoulos et al. 2025"
     shares: ClassVar[str] = "all layers but the head; gradients come back"
     gradients: ClassVar[bool] = True
+    scaled: ClassVar[bool] = True
     statistics: ClassVar[bool] = False
     detectors: ClassVar[bool] = False
 
@@ -45,6 +46,7 @@ class PFLEGO(Method):
     local_epochs: int = Field(1, ge=1, description="of no effect: tau says how long a client trains")
     server_lr: float = Field(0.003, gt=0, description="rho, the learning rate of the server and of a head's last step")
     server_optimizer: ServerOptimizer = Field("adam", description="the server's step: adam, or sgd as in the theory")
+    server_epsilon: float = Field(1e-8, gt=0, description="what the server's adam adds below, as usual for gradients")
 
     @field_validator("server_optimizer")
     @classmethod
@@ -74,10 +76,12 @@ class PFLEGO(Method):
                 f"clients_per_round={per_round:g} is too little for proposition 2: of {clients} clients, in {rounds} "
                 f"rounds, it needs {least}"
             )
-        if self.lr < self.server_lr:
+        beta = min(self.rate(number, rounds) for number in range(1, rounds + 1))
+        if self.tau > 1 and beta < self.server_lr:
+            schedule = "" if beta == self.lr else f", in the end {beta:.2g},"
             found.append(
-                f"lr={self.lr:g} (beta) is below server_lr={self.server_lr:g} (rho), whose bound in proposition 2 is "
-                "the lower one"
+                f"lr={self.lr:g} (beta){schedule} is below server_lr={self.server_lr:g} (rho), whose bound in "
+                "proposition 2 is the lower one"
             )
         return tuple(found)
 
@@ -102,7 +106,8 @@ class PFLEGO(Method):
 
     def _step(self, server: Server, gradients: Values) -> None:
         names = list(gradients)
-        optimizer = Optimizer("adam" if self.server_optimizer == "adam" else "sgd", self.server_momentum)
+        kind: Literal["adam", "sgd"] = "adam" if self.server_optimizer == "adam" else "sgd"
+        optimizer = Optimizer(kind, self.server_momentum, epsilon=self.server_epsilon)
         values = [server.values[name].clone() for name in names]
         state = [
             [server.state.setdefault(f"slot {slot}/{name}", tensor) for name, tensor in zip(names, fresh, strict=True)]

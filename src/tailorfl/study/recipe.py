@@ -22,6 +22,7 @@ FIGURES = (  # of a summary, whatever the method
         for what in ("accuracy", "loss")
     ),
     *("personalized_accuracy_std", "worst_decile_accuracy", "training_accuracy", "adapted_accuracy"),
+    "own_training_loss",
     *("participation_gap", "out_of_sample_gap", "group_accuracies", "group_mean_accuracy"),
     *("training_loss", "bytes_up", "bytes_down", "parameters", "shared_parameters", "seconds_training"),
 )

@@ -105,6 +105,7 @@ def accuracies(evaluation: Evaluation, regression: bool) -> dict[str, float | No
         "joining_accuracy": accuracy(evaluation.joining),
         "joining_loss": evaluation.joining.mean_loss if evaluation.joining else None,
         "training_accuracy": accuracy(evaluation.training),
+        "own_training_loss": evaluation.training.mean_loss if evaluation.training else None,
     }
     found["participation_gap"] = _difference(found["personalized_accuracy"], found["new_client_accuracy"])
     found["out_of_sample_gap"] = _difference(found["training_accuracy"], found["personalized_accuracy"])
