@@ -208,10 +208,11 @@ def test_the_body_is_passed_as_often_whatever_tau_is(tmp_path: Path, monkeypatch
     """The cost of a round: without the features that are computed once every step would pass it."""
     (tmp_path / "counted_body.py").write_text(BODY)
     monkeypatch.syspath_prepend(tmp_path)
-    own = {"network": "counted_body:Counted", "network_options": {"num_classes": 10}, "engine": "one-by-one", "workers": 1}
+    own = {"network": "counted_body:Counted", "network_options": {"num_classes": 10}}
+    plain = {"engine": "one-by-one", "workers": 1}
     passes = {}
     for tau in (2, 40):
-        built = federation("pflego", **{**EXACT, **own, "tau": tau})
+        built = federation("pflego", **{**EXACT, **own, **plain, "tau": tau})
         cohort = built.federation.cohort(1, largest_first(built))
         counted = importlib.import_module("counted_body").Counted
         counted.passes = 0
