@@ -278,6 +278,19 @@ def test_a_network_with_norm_layers_is_the_same_stacked_and_one_by_one(method: s
 
 
 @every_method
+def test_half_precision_in_training_changes_a_result_by_rounding_only(method: str) -> None:
+    """With convolutions and batch norms; what is kept and sent stays in single precision."""
+    settings = {**with_norms(method), "rounds": 2, "engine": "stacked"}
+    wide, mixed = (federation(method, **settings, precision=precision) for precision in ("float32", "mixed"))
+    losses = [[line.loss for line in run(built)] for built in (wide, mixed)]
+    assert mixed.network.mixed
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+    of_wide, of_mixed = state(wide), state(mixed)
+    assert [(name, tensor.dtype) for name, tensor in of_mixed.items()] == [(n, t.dtype) for n, t in of_wide.items()]
+    assert differences(of_wide, of_mixed), "it was trained in half precision"
+
+
+@every_method
 def test_a_round_for_which_nobody_is_selected_changes_nothing(method: str) -> None:
     built = federation(method, rounds=1)
     before = {name: tensor.clone() for name, tensor in state(built).items()}

@@ -28,13 +28,20 @@ class Absent:
 
 def launch_all() -> None:
     """Every kernel, in each of the ways that its constants choose between."""
-    for tf32, channels, bias in ((True, 3, True), (True, 32, False), (False, 3, False), (False, 32, True)):
+    for tf32, channels, bias, kind in (
+        (True, 3, True, torch.float32),
+        (True, 32, False, torch.float32),
+        (False, 3, False, torch.float32),
+        (False, 32, True, torch.float32),
+        (True, 3, False, torch.bfloat16),
+        (True, 32, True, torch.bfloat16),
+    ):
         torch.backends.cudnn.allow_tf32 = tf32
-        images, filters = torch.zeros(2, 2, channels, 9, 8), torch.zeros(2, 20, channels, 3, 3)
-        out = kernels.convolve(images, filters, torch.zeros(2, 20) if bias else None, (1, 0))
+        images, filters = torch.zeros(2, 2, channels, 9, 8, dtype=kind), torch.zeros(2, 20, channels, 3, 3, dtype=kind)
+        out = kernels.convolve(images, filters, torch.zeros(2, 20, dtype=kind) if bias else None, (1, 0))
         kernels.correlate(images, out, (3, 3), (1, 0), bias)
-    for relu, padding in ((True, (0, 0)), (False, (1, 1))):
-        images = torch.zeros(2, 4, 9, 9)
+    for relu, padding, kind in ((True, (0, 0), torch.float32), (False, (1, 1), torch.bfloat16)):
+        images = torch.zeros(2, 4, 9, 9, dtype=kind)
         largest, places = kernels.pool(images, (3, 3), (2, 2), padding, relu)
         kernels.unpool(largest, places, (9, 9), (3, 3), (2, 2), padding)
 

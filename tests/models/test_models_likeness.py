@@ -33,6 +33,12 @@ def test_a_network_of_another_size_is_another(name: str, one: dict, other: dict)
     assert not same_program(made(name, 0, **one), made(name, 0, **other))
 
 
+def test_a_network_in_half_precision_is_another() -> None:
+    wide, half = made("mlp", 0), made("mlp", 0)
+    half.mixed = True
+    assert not same_program(wide, half)
+
+
 class Scaled(nn.Module):
     """A network with a number, a constant and frozen weights of its own."""
 

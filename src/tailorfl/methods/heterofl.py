@@ -156,4 +156,4 @@ class HeteroFL(Method):
                 full = network.module.get_parameter(f"{name}.weight")
                 if len(layer.weight) < len(full):
                     layer.register_forward_hook(Scaler(ratio))
-        return Network(module, f"{network.name} of width {ratio:g}", network.device)
+        return Network(module, f"{network.name} of width {ratio:g}", network.device, network.mixed)

@@ -108,13 +108,13 @@ def _correlate(images, gradient, out, rows_end, rows_apart, outputs, clients, cl
         seen = _patch(images, rows, last, inner, strides, size, out_size, pad, channels, kernel_width, inner_end,
                       channels % block_inner == 0)  # fmt: skip
         if has_bias:  # whose filter sees ones
-            seen = tl.where((inner == inner_end)[None, :], 1.0, seen)
+            seen = tl.where((inner == inner_end)[None, :], 1.0, seen).to(images.dtype.element_ty)
         change = tl.load(
             gradient + rows[:, None] * outputs + output[None, :],
             mask=(rows < last)[:, None] & (output < outputs)[None, :],
             other=0.0,
         )
-        if precision == "tf32":
+        if precision == "tf32" and change.dtype == tl.float32:
             total = _product_in_parts(change, seen, total)
         else:
             total = tl.dot(tl.trans(change), seen, total, input_precision=precision)
@@ -136,6 +136,8 @@ def convolve(images: Tensor, filters: Tensor, bias: Tensor | None, padding: Pair
     block_rows, block_outputs = (64, _power(outputs, 64)) if small else (128, _power(outputs, 128))
     # Where a block of the inner dimension has several spots of the filter, finding them costs more than the product.
     block_inner, stages = (32, 3) if channels % 32 == 0 else (16, 1)
+    if images.element_size() == 2 and channels % 64 == 0:
+        block_inner = 64
     _convolve[triton.cdiv(rows, block_rows), triton.cdiv(outputs, block_outputs), clients](
         images, filters.permute(0, 1, 3, 4, 2).contiguous(), out if bias is None else bias.contiguous(), out,
         rows, outputs, *images.stride(), (height, width), size, padding, channels, kernel[1], inner, bias is not None,
@@ -154,65 +156,75 @@ def correlate(images: Tensor, gradient: Tensor, kernel: Pair, padding: Pair, bia
         first, second = (correlate(*half, kernel, padding, bias) for half in halves)
         return first[0] + second[0], first[1] + second[1]
     columns = inner + bias
+    half = images.element_size() == 2
     wide = columns <= 128 or clients * triton.cdiv(columns, 128) >= PARTS // 2
-    block_rows, block_outputs, block_inner = 64, _power(outputs, 64), _power(columns, 128 if wide else 64)
+    block_outputs, block_inner = _power(outputs, 64), _power(columns, 128 if wide else 64)
+    block_rows = 128 if half and columns <= 128 else 64
+    stages = 1 if not half else 2 if columns <= 128 else 3
     tiles = triton.cdiv(columns, block_inner) * triton.cdiv(outputs, block_outputs)
-    parts = max(1, min(triton.cdiv(PARTS, clients * tiles), rows // (8 * block_rows)))
+    parts = max(1, min(triton.cdiv(2 * PARTS, clients * tiles), rows // (8 * block_rows)))
     apart = triton.cdiv(triton.cdiv(rows, parts), block_rows) * block_rows
     parts = triton.cdiv(rows, apart)
-    out = images.new_empty(parts, clients, outputs, columns)
+    out = images.new_empty(parts, clients, outputs, columns, dtype=torch.float32)
     _correlate[tiles, parts, clients](
         images, gradient.permute(0, 1, 3, 4, 2).contiguous(), out, rows, apart, outputs, clients, *images.stride(),
         (height, width), size, padding, channels, kernel[1], inner, int(bias), _precision(), block_rows,
-        block_outputs, block_inner, num_warps=4, num_stages=1,
+        block_outputs, block_inner, num_warps=4, num_stages=stages,
     )  # fmt: skip
-    found = out[0] if parts == 1 else out.sum(0)
+    found = (out[0] if parts == 1 else out.sum(0)).to(images.dtype)
     filters = found[..., :inner].unflatten(2, (*kernel, channels)).permute(0, 1, 4, 2, 3)
     return filters, found[..., inner:].squeeze(2)
 
 
 @triton.jit
-def _pool(images, out, codes, end, image_stride, channel_stride, line_stride, column_stride, size: tl.constexpr,
+def _pool(images, out, codes, places, image_stride, channel_stride, line_stride, column_stride, size: tl.constexpr,
           out_size: tl.constexpr, channels: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
-          pad: tl.constexpr, relu: tl.constexpr, block: tl.constexpr, far: tl.constexpr):  # fmt: skip
-    at = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block + tl.arange(0, block)
-    place = at // channels
+          pad: tl.constexpr, relu: tl.constexpr, block_places: tl.constexpr, block_channels: tl.constexpr,
+          far: tl.constexpr):  # fmt: skip
+    place = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block_places + tl.arange(0, block_places)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    within = (place < places)[:, None] & (channel < channels)[None, :]
     line, column = place // out_size[1] % out_size[0], place % out_size[1]
-    images += place // (out_size[0] * out_size[1]) * image_stride + at % channels * channel_stride
-    best = tl.full((block,), float("-inf"), tl.float32)
-    code = tl.full((block,), OFF, tl.uint8)
+    image = place // (out_size[0] * out_size[1])
+    best = tl.full((block_places, block_channels), float("-inf"), tl.float32)
+    code = tl.full((block_places, block_channels), OFF, tl.uint8)
     for spot in tl.static_range(kernel[0] * kernel[1]):
         y = line * stride[0] + spot // kernel[1] - pad[0]
         x = column * stride[1] + spot % kernel[1] - pad[1]
-        inside = (at < end) & (y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1])
-        value = tl.load(images + y * line_stride + x * column_stride, mask=inside, other=float("-inf"))
+        inside = within & ((y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1]))[:, None]
+        at = (image * image_stride + y * line_stride + x * column_stride)[:, None] + channel[None, :] * channel_stride
+        value = tl.load(images + at, mask=inside, other=float("-inf")).to(tl.float32)
         better = inside & ((value > best) | (value != value) | (code == OFF))  # the first, though it be minus infinity
         best, code = tl.where(better, value, best), tl.where(better, spot, code).to(tl.uint8)
     if relu:
         off = best <= 0
         best, code = tl.where(off, 0.0, best), tl.where(off, OFF, code).to(tl.uint8)
-    tl.store(out + at, best, mask=at < end)
-    tl.store(codes + at, code, mask=at < end)
+    to = place[:, None] * channels + channel[None, :]
+    tl.store(out + to, best, mask=within)
+    tl.store(codes + to, code, mask=within)
 
 
 @triton.jit
-def _unpool(gradient, codes, out, end, size: tl.constexpr, out_size: tl.constexpr, channels: tl.constexpr,
-            kernel: tl.constexpr, stride: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
-            far: tl.constexpr):  # fmt: skip
-    at = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block + tl.arange(0, block)
-    place = at // channels
+def _unpool(gradient, codes, out, places, size: tl.constexpr, out_size: tl.constexpr, channels: tl.constexpr,
+            kernel: tl.constexpr, stride: tl.constexpr, pad: tl.constexpr, over: tl.constexpr,
+            block_places: tl.constexpr, block_channels: tl.constexpr, far: tl.constexpr):  # fmt: skip
+    place = (tl.program_id(0).to(tl.int64) if far else tl.program_id(0)) * block_places + tl.arange(0, block_places)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    within = (place < places)[:, None] & (channel < channels)[None, :]
     y, x = place // size[1] % size[0] + pad[0], place % size[1] + pad[1]
     image = place // (size[0] * size[1])
-    total = tl.zeros((block,), tl.float32)
-    for spot in tl.static_range(kernel[0] * kernel[1]):  # the windows in which a number has this spot
-        top, left = y - spot // kernel[1], x - spot % kernel[1]
-        line, column = top // stride[0], left // stride[1]
-        inside = (top >= 0) & (left >= 0) & (top % stride[0] == 0) & (left % stride[1] == 0)
-        inside = inside & (line < out_size[0]) & (column < out_size[1]) & (at < end)
-        window = ((image * out_size[0] + line) * out_size[1] + column) * channels + at % channels
-        chosen = inside & (tl.load(codes + window, mask=inside, other=255) == spot)
-        total += tl.load(gradient + window, mask=chosen, other=0.0)
-    tl.store(out + at, total, mask=at < end)
+    total = tl.zeros((block_places, block_channels), tl.float32)
+    # The windows that a place is in: the last one that begins at or before it, and those before that.
+    for back in tl.static_range(over[0] * over[1]):
+        line, column = y // stride[0] - back // over[1], x // stride[1] - back % over[1]
+        top, left = y - line * stride[0], x - column * stride[1]
+        inside = (line >= 0) & (column >= 0) & (line < out_size[0]) & (column < out_size[1])
+        inside = within & (inside & (top < kernel[0]) & (left < kernel[1]))[:, None]
+        window = ((image * out_size[0] + line) * out_size[1] + column)[:, None] * channels + channel[None, :]
+        chosen = tl.load(codes + window, mask=inside, other=OFF) == (top * kernel[1] + left)[:, None]
+        value = tl.load(gradient + window, mask=inside, other=0.0).to(tl.float32)
+        total += tl.where(inside & chosen, value, 0.0)
+    tl.store(out + place[:, None] * channels + channel[None, :], total, mask=within)
 
 
 def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair, relu: bool) -> tuple[Tensor, Tensor]:
@@ -226,9 +238,10 @@ def pool(images: Tensor, kernel: Pair, stride: Pair, padding: Pair, relu: bool) 
     )
     out = images.new_empty(count, out_height, out_width, channels)
     codes = torch.empty_like(out, dtype=torch.uint8)
-    _pool[(triton.cdiv(out.numel(), 1024),)](
-        images, out, codes, out.numel(), *images.stride(), (height, width), (out_height, out_width), channels,
-        kernel, stride, padding, relu, 1024, max(_span(images), out.numel()) >= MOST, num_warps=4,
+    grid, blocks = _places(count * out_height * out_width, channels)
+    _pool[grid](
+        images, out, codes, count * out_height * out_width, *images.stride(), (height, width), (out_height, out_width),
+        channels, kernel, stride, padding, relu, *blocks, max(_span(images), out.numel()) >= MOST, num_warps=4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), codes.permute(0, 3, 1, 2)
 
@@ -237,12 +250,21 @@ def unpool(gradient: Tensor, codes: Tensor, size: Pair, kernel: Pair, stride: Pa
     """The gradient of the images, given that of the largest numbers and their places."""
     count, channels, out_height, out_width = gradient.shape
     out = gradient.new_empty(count, *size, channels)
-    _unpool[(triton.cdiv(out.numel(), 1024),)](
+    over = triton.cdiv(kernel[0], stride[0]), triton.cdiv(kernel[1], stride[1])  # windows above each other
+    grid, blocks = _places(count * size[0] * size[1], channels)
+    _unpool[grid](
         gradient.contiguous(memory_format=torch.channels_last), codes.contiguous(memory_format=torch.channels_last),
-        out, out.numel(), size, (out_height, out_width), channels, kernel, stride, padding, 1024,
-        max(out.numel(), gradient.numel()) >= MOST, num_warps=4,
+        out, count * size[0] * size[1], size, (out_height, out_width), channels, kernel, stride, padding, over,
+        *blocks, max(out.numel(), gradient.numel()) >= MOST, num_warps=4,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
+
+
+def _places(places: int, channels: int) -> tuple[Pair, Pair]:
+    """How many programs go over places and channels, and how many of these each has."""
+    block_channels = min(64, triton.next_power_of_2(channels))
+    block_places = 2048 // block_channels
+    return (triton.cdiv(places, block_places), triton.cdiv(channels, block_channels)), (block_places, block_channels)
 
 
 def _span(tensor: Tensor) -> int:

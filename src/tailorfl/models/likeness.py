@@ -19,7 +19,8 @@ def same_program(one: Network, other: Network) -> bool:
     """
     if one is other:
         return True
-    alike = one.device == other.device and one.layers == other.layers and _alike(one.module, other.module)
+    places = one.device == other.device and one.mixed == other.mixed
+    alike = places and one.layers == other.layers and _alike(one.module, other.module)
     return alike and _same_tensors(named_tensors(one.module), named_tensors(other.module), set(one.names))
 
 

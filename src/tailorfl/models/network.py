@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tailorfl.errors import UserError
+from tailorfl.models.half import half_precision, widened
 from tailorfl.models.norm import valid_samples
 from tailorfl.models.stacked import convert_layers
 
@@ -55,6 +56,7 @@ class Network:
     module: nn.Module
     name: str = "network"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    mixed: bool = False  # passes of training are in half precision where that is accurate enough
 
     def __post_init__(self) -> None:
         self.module.to(self.device)
@@ -71,7 +73,7 @@ class Network:
         """The head as a network of its own, with the same names."""
         head = self.layers[-1].name
         module = nn.Sequential(OrderedDict({head: copy.deepcopy(self.module.get_submodule(head))}))
-        return Network(module, f"the head of {self.name}", self.device)
+        return Network(module, f"the head of {self.name}", self.device, self.mixed)
 
     def check_top(self, values: Mapping[str, Tensor], sample: Tensor) -> None:
         """Refuse a network that does more after its head, or something else: found out by trying, once."""
@@ -117,9 +119,9 @@ class Network:
 
     def forward(self, values: Mapping[str, Tensor], inputs: Tensor, valid: Tensor | None, train: bool) -> Tensor:
         """The outputs of one client's weights on a batch; ``valid`` marks real samples among padded ones."""
-        with valid_samples(valid):
+        with valid_samples(valid), half_precision(self.mixed and train):
             outputs: Tensor = functional_call(self._template(train), dict(values), (inputs,))
-        return outputs
+        return widened(outputs) if self.mixed else outputs
 
     def tried(self, sample: Tensor, train: bool) -> Tensor:
         """The outputs on a batch of one sample [1, ...], taken twice; refused where they cannot be computed."""
@@ -150,10 +152,10 @@ class Network:
 
         hook = template.get_submodule(first).register_forward_pre_hook(stop)
         try:
-            with valid_samples(valid):
+            with valid_samples(valid), half_precision(self.mixed and train):
                 functional_call(template, dict(values), (inputs,))
         except _HeadReached as reached:
-            return reached.features
+            return widened(reached.features) if self.mixed else reached.features
         finally:
             hook.remove()
         raise UserError(f"network {self.name}: its forward pass does not call its layer {first}, as it must here")
@@ -163,9 +165,9 @@ class Network:
         layer = self.layers[-1]
         prefix = f"{layer.name}."
         own = {name.removeprefix(prefix): values[name] for name in layer.names if name.startswith(prefix)}
-        with valid_samples(valid):
+        with valid_samples(valid), half_precision(self.mixed and train):
             outputs: Tensor = functional_call(self._template(train).get_submodule(layer.name), own, (features,))
-        return outputs
+        return widened(outputs) if self.mixed else outputs
 
     def prepare(self) -> None:
         """Make this thread's copies of the module; while a program is traced, they could not be."""

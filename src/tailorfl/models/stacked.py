@@ -2,7 +2,7 @@
 
 By vmap a convolution of a stack is a grouped one, for which the stack must be laid out anew, image by image with the
 channels of all clients side by side; that and torch's maxima take longer than the products. The kernels here read a
-stack as it is, and keep it with the channels last from layer to layer. They are for single precision.
+stack as it is, and keep it with the channels last from layer to layer. They are for single and half precision.
 """
 
 import logging
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tailorfl.models.half import HALF, halved
 
 Pair = tuple[int, int]
 
@@ -48,7 +50,7 @@ class Convolution(nn.Conv2d):
         if not (_has_kernel(input) and self._plain()):
             return super()._conv_forward(input, weight, bias)
         # Not by indices, whose gradient would be a tensor of zeros in which the result is laid.
-        tensors = (None if one is None else one.unsqueeze(0) for one in (input, weight, bias))
+        tensors = (None if one is None else one.unsqueeze(0) for one in map(halved, (input, weight, bias)))
         return Convolve.apply(*tensors, self.padding).squeeze(0)
 
     def _plain(self) -> bool:
@@ -104,7 +106,7 @@ def _pair(length: int | Pair) -> Pair:
 
 
 def _has_kernel(images: Tensor) -> bool:
-    fits = _scope.stacked and images.is_cuda and images.dtype == torch.float32 and images.dim() == 4
+    fits = _scope.stacked and images.is_cuda and images.dtype in (torch.float32, HALF) and images.dim() == 4
     return fits and _kernels_run(images.device)
 
 

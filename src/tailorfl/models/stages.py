@@ -61,7 +61,8 @@ class Shrinking:
         found: list[Stage] = []
         for number, depth in enumerate(self.depths, start=1):
             reduce, name = partial(self.reduced, number=number), f"{self.network.name} of stage {number}"
-            found.append(Stage(reduce(self.network.module), name, self.network.device, number, depth, reduce, found))
+            module, like = reduce(self.network.module), self.network
+            found.append(Stage(module, name, like.device, like.mixed, number, depth, reduce, found))
         return tuple(found)
 
     def reduced(self, module: nn.Module, number: int) -> nn.Module:

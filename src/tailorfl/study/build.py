@@ -227,8 +227,8 @@ def part(kind: Any, experiment: Experiment) -> Any:
 
 
 def cast(data: FederatedData, precision: str) -> FederatedData:
-    """The data as it is in single precision; in double precision all that is not a class, a pixel or a word."""
-    if precision == "float32":
+    """The data as it is; in double precision all that is not a class, a pixel or a word."""
+    if precision != "float64":
         return data
     numbers = ("inputs", "targets", "mean", "std")
     tensors = {name: getattr(data, name) for name in numbers}
@@ -258,7 +258,7 @@ def made(
         module = build_module(name, input_shape, classes, **options)
     if experiment.precision == "float64":
         module = module.double()
-    return Network(module, name, device)
+    return Network(module, name, device, mixed=experiment.precision == "mixed")
 
 
 def build_group_networks(

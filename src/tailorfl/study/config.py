@@ -54,7 +54,9 @@ class Experiment(PartitionOptions, SourceOptions):
     engine: Mode = Field("auto", description="auto, stacked, one-by-one")
     stack_size: int | None = Field(None, ge=1, description="clients in one stack; default: as many as fit")
     workers: int | None = Field(None, ge=1, description="clients trained side by side on a CPU; default: its cores")
-    precision: Literal["float32", "float64"] = Field("float32", description="of all computation")
+    precision: Literal["float32", "float64", "mixed"] = Field(
+        "float32", description="of all computation; mixed: of training passes bfloat16, for speed on a GPU"
+    )
 
     @model_validator(mode="after")
     def _groups_say_how_many(self) -> "Experiment":
