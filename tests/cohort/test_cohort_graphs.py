@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tailorfl.cohort import Engine, graphs
 from tailorfl.cohort.gradients import stacked_gradients
-from tailorfl.cohort.graphs import GraphCache, _captured, _load, _static_copy, roomy
+from tailorfl.cohort.graphs import GraphCache, _captured, _key, _load, _static_copy, roomy
 from tailorfl.cohort.objective import Batch, Client, cross_entropy
 from tailorfl.cohort.training import Training
 from tailorfl.data import Augmentation
@@ -21,10 +21,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 UNEQUAL = [23, 12, 12, 7, 1]
 
 
-@given(st.integers(1, 100_000))
-def test_room_is_enough_and_an_eighth_too_much_at_most(number):
-    assert number <= roomy(number) <= max(number, 1.125 * number)
-    assert roomy(roomy(number)) == roomy(number)
+@given(st.integers(1, 100_000), st.sampled_from([1, 2, 8]))
+def test_room_is_enough_and_an_eighth_or_a_half_too_much_at_most(number, sizes):
+    assert number <= roomy(number, sizes) <= (1 + 1 / sizes) * number
+    assert roomy(roomy(number, sizes), sizes) == roomy(number, sizes)
+    assert len({roomy(n, sizes) for n in range(129, 257)}) == sizes
 
 
 def on_gpu(cohort):
@@ -169,6 +170,36 @@ def test_tensors_with_room_train_like_those_without(batch_size, own_classes, aug
     assert torch.allclose(*losses, atol=1e-10)
     assert close(plain.values, roomier.values)
     assert sizes == [(45, 48) if batch_size == 0 else (5, 5)]
+
+
+def test_steps_on_cached_features_have_more_room_and_train_the_same(monkeypatch):
+    """There are few sizes of these, so that few graphs serve cohorts that are all different."""
+    keys = []
+
+    def in_larger_tensors(engine: Engine, training: Training) -> None:
+        keys.append(_key(training)[2])
+        static = _static_copy(training)
+        for tensor in (*static.values.values(), *static.batches.tensors().values(), static.samples.inputs):
+            tensor.fill_(1)  # what an earlier, larger cohort has left
+        _load(static, training)
+        gradients = stacked_gradients(training.network, training.objective)
+        static.run(lambda active: static.step(len(static.loss), gradients))
+        for name, tensor in training.values.items():
+            tensor.copy_(static.values[name][: len(tensor)])
+        training.loss.copy_(static.loss[: len(training.loss)])
+
+    for counts in ([45] * 8 + [33], [39] * 10 + [9]):
+        both = [make_cohort(counts, "mlp", "stacked", own_classes=True, lr=0.05) for _ in range(2)]
+        losses = []
+        for cohort in both:
+            features = cohort.features()
+            with monkeypatch.context() as patch:
+                if cohort is both[1]:
+                    patch.setattr(Engine, "run", in_larger_tensors)
+                losses.append(cohort.head(features).fit(inputs=features, steps=3, batch_size=0, purpose="head"))
+        assert torch.allclose(*losses, atol=1e-10)
+        assert close(both[0].values, both[1].values)
+    assert keys == [(1, 12, 48, 48)] * 2
 
 
 # What a cache does around its programs, without a GPU.

@@ -17,12 +17,17 @@ from tailorfl.cohort.training import Training
 from tailorfl.models.slicing import leading
 
 
-def roomy(number: int) -> int:
-    """The next of 1 to 8, then 9, 10, .. 16, 18, 20, .. 32, 36, ..: few distinct sizes, an eighth too much at most."""
+def roomy(number: int, sizes: int = 8) -> int:
+    """The next of so many sizes in each doubling. Of 8: 1 to 16, 18, 20, .. 32, 36, .., an eighth too much at most."""
     step = 1
-    while step * 16 < number:
+    while step * 2 * sizes < number:
         step *= 2
     return -(-number // step) * step
+
+
+def _sizes(training: Training) -> int:
+    """How finely sizes are told apart: steps on cached features are small, and a capture takes longer than many."""
+    return 8 if training.samples.inputs is None else 2
 
 
 def free_memory(device: torch.device) -> int:
@@ -150,7 +155,9 @@ class _Program:
 
     def _width(self, width: int, clients: int) -> int:
         """The width of the graph that serves so many active clients; captured where it is new."""
-        chosen = min(roomy(width), clients)
+        sizes = _sizes(self.static)
+        # Where sizes are coarse, all that there is room for: places without a client have no samples.
+        chosen = min(roomy(width, sizes), clients if sizes == 8 else len(self.static.loss))
         if chosen not in self.graphs:
             self.graphs[chosen] = self._capture(chosen)
         return chosen
@@ -183,11 +190,12 @@ class _Program:
 
 def _key(training: Training) -> Hashable:
     steps, clients, _ = training.schedule.positions.shape
-    samples = training.samples
+    samples, sizes = training.samples, _sizes(training)
+    longest = samples.rows.shape[1]
     return (
         id(training.network),
         samples.data.inputs.data_ptr(),
-        (roomy(steps), roomy(clients), _batch_size(training), roomy(samples.rows.shape[1])),
+        (roomy(steps), roomy(clients, sizes), _batch_size(training), roomy(longest, sizes)),
         training.signature(),
     )
 
@@ -195,7 +203,8 @@ def _key(training: Training) -> Hashable:
 def _static_copy(training: Training) -> Training:
     """Tensors of its own, with room, that stay where they are for as long as the graphs live."""
     steps, clients, _ = training.schedule.positions.shape
-    steps, clients, longest = roomy(steps), roomy(clients), roomy(training.samples.rows.shape[1])
+    sizes = _sizes(training)
+    steps, clients, longest = roomy(steps), roomy(clients, sizes), roomy(training.samples.rows.shape[1], sizes)
     batch, samples, device = _batch_size(training), training.samples, training.samples.rows.device
 
     def room(tensor: Tensor, *lead: int) -> Tensor:
@@ -227,7 +236,7 @@ def _static_copy(training: Training) -> Training:
 def _batch_size(training: Training) -> int:
     """With room where a batch is all that a client has: that differs from cohort to cohort."""
     size, longest = training.schedule.positions.shape[2], training.samples.rows.shape[1]
-    return roomy(size) if training.schedule.whole or size == longest else size
+    return roomy(size, _sizes(training)) if training.schedule.whole or size == longest else size
 
 
 def _load(static: Training, training: Training) -> None:

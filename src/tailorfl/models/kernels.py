@@ -18,6 +18,8 @@ PARTS = 264  # programs that keep a large GPU busy
 MOST = 2**31  # places of a client's numbers in memory beyond which they need 64 bits
 OFF = tl.constexpr(255)  # in place of a place: there is none
 
+# Numbers that follow from how many clients and images there are get no kernel of their own for each kind of number.
+
 
 @triton.jit
 def _patch(images, rows, rows_end, inner, strides, size: tl.constexpr, out_size: tl.constexpr, pad: tl.constexpr,
@@ -43,7 +45,7 @@ def _patch(images, rows, rows_end, inner, strides, size: tl.constexpr, out_size:
     return tl.load(images + at, mask=inside, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_end"])
 def _convolve(images, filters, bias, out, rows_end, outputs, client_stride, image_stride, channel_stride, line_stride,
               column_stride, size: tl.constexpr, out_size: tl.constexpr, pad: tl.constexpr, channels: tl.constexpr,
               kernel_width: tl.constexpr, inner_end: tl.constexpr, has_bias: tl.constexpr, precision: tl.constexpr,
@@ -86,7 +88,7 @@ def _product_in_parts(left, right, total):
     return tl.dot(tl.trans(high_left), high_right, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_end", "rows_apart", "clients"])
 def _correlate(images, gradient, out, rows_end, rows_apart, outputs, clients, client_stride, image_stride,
                channel_stride, line_stride, column_stride, size: tl.constexpr, out_size: tl.constexpr,
                pad: tl.constexpr, channels: tl.constexpr, kernel_width: tl.constexpr, inner_end: tl.constexpr,
@@ -176,7 +178,7 @@ def correlate(images: Tensor, gradient: Tensor, kernel: Pair, padding: Pair, bia
     return filters, found[..., inner:].squeeze(2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def _pool(images, out, codes, places, image_stride, channel_stride, line_stride, column_stride, size: tl.constexpr,
           out_size: tl.constexpr, channels: tl.constexpr, kernel: tl.constexpr, stride: tl.constexpr,
           pad: tl.constexpr, relu: tl.constexpr, block_places: tl.constexpr, block_channels: tl.constexpr,
@@ -204,7 +206,7 @@ def _pool(images, out, codes, places, image_stride, channel_stride, line_stride,
     tl.store(codes + to, code, mask=within)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def _unpool(gradient, codes, out, places, size: tl.constexpr, out_size: tl.constexpr, channels: tl.constexpr,
             kernel: tl.constexpr, stride: tl.constexpr, pad: tl.constexpr, over: tl.constexpr,
             block_places: tl.constexpr, block_channels: tl.constexpr, far: tl.constexpr):  # fmt: skip
