@@ -55,7 +55,15 @@ def test_a_newer_figure_replaces_the_one_of_the_same_cell_and_seed() -> None:
     other = replace(ONE, column="cifar10-s5", settings="rounds=2")
     figures = merge([ONE, replace(ONE, seed=1), replace(ONE, value=50.0), other])
     assert scores_of(figures)(("ppfe", "cifar10-s2"), None) == {0: 50.0, 1: 90.0}
-    assert "With settings other than the recipe's: `rounds=2`." in markdown(figures, "all.csv")
+    assert "With settings other than the recipe's: `rounds=2` in cifar10-s5." in markdown(figures, "all.csv")
+
+
+def test_other_settings_are_named_with_the_cells_that_have_them() -> None:
+    figures = [replace(ONE, row=row, settings="rounds=2") for row in ("local", "fedavg")]
+    assert "recipe's: `rounds=2`." in markdown(merge(figures), "all.csv"), "all cells have them"
+    figures += [replace(ONE, column="cifar10-s5", row="local", settings="rounds=2"), ONE]
+    page = markdown(merge([*figures, replace(ONE, column="cifar10-s5", row="ditto", settings="lr=1")]), "all.csv")
+    assert "recipe's: `lr=1` in cifar10-s5 (ditto); `rounds=2` in cifar10-s2 (local, fedavg), cifar10-s5 (local)" in page
 
 
 def test_another_page_is_not_overwritten_and_an_ending_is_no_part_of_the_name(tmp_path: Path) -> None:

@@ -199,7 +199,8 @@ def _study(recipe: Recipe, figures: Sequence[Figure]) -> Iterator[str]:
     if recipe.paper:
         yield f"Paper: {recipe.paper}."
     if changed := sorted({one.settings for one in figures if one.settings}):
-        yield f"With settings other than the recipe's: {'; '.join(f'`{one}`' for one in changed)}."
+        where = "; ".join(f"`{settings}`{_cells_with(settings, figures)}" for settings in changed)
+        yield f"With settings other than the recipe's: {where}."
     yield from ("", f"| {recipe.over or ''} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
     for row in rows:
         cells = [_cell(recipe, (row, column), scores) for column in columns]
@@ -212,6 +213,21 @@ def _study(recipe: Recipe, figures: Sequence[Figure]) -> Iterator[str]:
         if lines:
             yield from ("", f"{head}:", "", *(f"- {line}" for line in lines))
     yield from ("", _cost(figures))
+
+
+def _cells_with(settings: str, figures: Sequence[Figure]) -> str:
+    """Which cells were measured with these settings, after a blank; nothing if all were."""
+    columns: dict[str, dict[str, bool]] = {}
+    for one in figures:
+        columns.setdefault(one.column, {})[one.row] = one.settings == settings
+    if all(all(rows.values()) for rows in columns.values()):
+        return ""
+    found = []
+    for column, rows in columns.items():
+        some = [row for row, so in rows.items() if so]
+        if some:
+            found.append(column if len(some) == len(rows) else f"{column} ({', '.join(some)})")
+    return f" in {', '.join(found)}"
 
 
 def _measured(recipe: Recipe, figures: Sequence[Figure]) -> tuple[list[str], list[str]]:
