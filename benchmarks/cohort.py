@@ -68,9 +68,11 @@ def plain_loop(network: Network, data: FederatedData) -> None:
                 optimizer.step()
 
 
-def engine_round(network: Network, data: FederatedData, mode: str) -> tuple[Callable[[], None], InProcess]:
+def engine_round(
+    network: Network, data: FederatedData, mode: str, batch_size: int = BATCH
+) -> tuple[Callable[[], None], InProcess]:
     """A round of FedAvg in which everyone takes part, through the whole engine."""
-    method = FedAvg(local_epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=MOMENTUM)
+    method = FedAvg(local_epochs=EPOCHS, batch_size=batch_size, lr=LR, momentum=MOMENTUM)
     engine = Engine(network.device, mode)  # type: ignore[arg-type]
     federation = InProcess(method, network, data, engine, seed=0, rounds=1000)
     server = method.start(network)
@@ -123,7 +125,7 @@ def even(name: str, clients: int, device: torch.device, repeats: int) -> None:
         print(f"{times['plain loop'] / spent:6.2f} times as fast", flush=True)
 
 
-def uneven(name: str, clients: int, device: torch.device, repeats: int) -> None:
+def uneven(name: str, clients: int, device: torch.device, repeats: int, batch_size: int) -> None:
     """Dirichlet sizes against the same number of samples evenly spread: at most 1.5 times the time."""
     network = network_of(name, device)
     shares = np.random.default_rng(0).dirichlet(np.full(clients, 2.0))
@@ -132,10 +134,11 @@ def uneven(name: str, clients: int, device: torch.device, repeats: int) -> None:
     cases = {"even": np.full(clients, int(sizes.mean())), "uneven": sizes, "largest alone": sizes.max(keepdims=True)}
     works = {}
     for title, counts in cases.items():
-        works[title], _ = engine_round(network, federation_of(counts, SHAPES[name], device), "auto")
+        works[title], _ = engine_round(network, federation_of(counts, SHAPES[name], device), "auto", batch_size)
     times = best(works, repeats)
     for title, counts in cases.items():
-        line = f"{name}, {clients} clients, {title} ({counts.min()} to {counts.max()} samples)".ljust(62)
+        batches = "" if batch_size else ", full batches"
+        line = f"{name}, {clients} clients{batches}, {title} ({counts.min()} to {counts.max()} samples)".ljust(62)
         print(line, f"{times[title]:9.4f} s   {times[title] / times['even']:6.2f} times", flush=True)
 
 
@@ -166,17 +169,19 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--networks", nargs="+", default=["cnn", "mlp"], choices=list(SHAPES))
     parser.add_argument("--part", nargs="+", default=["even", "uneven", "many"])
+    parser.add_argument("--full-batches", action="store_true", help="of unequal clients, in place of small ones")
     parser.add_argument("--repeats", type=int, default=3)
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}; torch {torch.__version__}; batch {BATCH}, {EPOCHS} epochs, SGD with momentum {MOMENTUM}")
+    batch = "full" if chosen.full_batches else BATCH
+    print(f"{name}; torch {torch.__version__}; batch {batch}, {EPOCHS} epochs, SGD with momentum {MOMENTUM}")
     for network in chosen.networks:
         for clients in chosen.clients:
             if "even" in chosen.part:
                 even(network, clients, device, chosen.repeats)
             if "uneven" in chosen.part:
-                uneven(network, clients, device, chosen.repeats)
+                uneven(network, clients, device, chosen.repeats, 0 if chosen.full_batches else BATCH)
     if "many" in chosen.part:
         many(device, chosen.repeats)
 

@@ -114,7 +114,7 @@ def test_steps_on_one_batch_share_what_no_step_changes(monkeypatch):
     monkeypatch.setattr(traces, "TRACED_STEPS", 1)
     work = {}
     for network in ("mlp", "stride-cnn"):
-        cohort = make_cohort(UNEQUAL, network, "stacked", shape=(3, 16, 16), batch_size=0, momentum=0.0)
+        cohort = make_cohort([12, 11, 11], network, "stacked", shape=(3, 16, 16), batch_size=0, momentum=0.0)
         cohort.fit(train=cohort.network.names_of(cohort.network.layers[-1:]))
         (program,) = cohort.engine.traces.programs.values()
         work[network] = [

@@ -63,7 +63,8 @@ def test_other_settings_are_named_with_the_cells_that_have_them() -> None:
     assert "recipe's: `rounds=2`." in markdown(merge(figures), "all.csv"), "all cells have them"
     figures += [replace(ONE, column="cifar10-s5", row="local", settings="rounds=2"), ONE]
     page = markdown(merge([*figures, replace(ONE, column="cifar10-s5", row="ditto", settings="lr=1")]), "all.csv")
-    assert "recipe's: `lr=1` in cifar10-s5 (ditto); `rounds=2` in cifar10-s2 (local, fedavg), cifar10-s5 (local)" in page
+    wanted = "`lr=1` in cifar10-s5 (ditto); `rounds=2` in cifar10-s2 (local, fedavg), cifar10-s5 (local)."
+    assert f"With settings other than the recipe's: {wanted}" in page
 
 
 def test_another_page_is_not_overwritten_and_an_ending_is_no_part_of_the_name(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ _CPU_STACK_NUMBERS = 1_600_000
 _CPU_HELD_BYTES = 1 << 30  # weights of clients that run one by one, held at a time
 # Below so many numbers in a stack, threads wait for each other longer than they work; on a busy machine far longer.
 _CPU_THREADS_NUMBERS = 1_000_000
+# Activations over all steps below which a stack is not split: another shape must be traced, or captured, once.
+_CPU_SPLIT_BYTES, _GPU_SPLIT_BYTES = 16 << 20, 8 << 30
 _GPU_MEMORY_SHARE = 0.5
 _CPU_EVALUATION_BYTES = 64 << 20
 _GPU_EVALUATION_BYTES, _GPU_EVALUATION_SHARE = 4 << 30, 1 / 16
@@ -121,8 +123,16 @@ class Engine:
             return
         _use(self.device)
         if not self.stacks(training.network):
-            self._one_by_one(training)
-        elif self.graphs is not None:
+            return self._one_by_one(training)
+        budget = _CPU_SPLIT_BYTES if self.device.type == "cpu" else _GPU_SPLIT_BYTES
+        parts = training.parts(max(1, budget // self.known(training).activation_bytes))
+        for part in parts:
+            self._stacked(part)
+        if len(parts) > 1:
+            training.loss = torch.cat([part.loss for part in parts])
+
+    def _stacked(self, training: Training) -> None:
+        if self.graphs is not None:
             self._by_graphs(self.graphs, training, stacked_gradients)
         else:
             with self._threads(training.network, len(training.samples.rows)):

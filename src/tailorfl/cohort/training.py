@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -77,6 +78,16 @@ class Samples:
             weights=None if self.weights is None else self.weights[clients],
             inputs=None if self.inputs is None else self.inputs[clients],
             draws={name: numbers[clients] for name, numbers in self.draws.items()},
+        )
+
+    def first(self, number: int) -> "Samples":
+        """Not more than so many samples of each client: the table without what is padding for all."""
+        return replace(
+            self,
+            rows=self.rows[:, :number],
+            weights=None if self.weights is None else self.weights[:, :number],
+            inputs=None if self.inputs is None else self.inputs[:, :number],
+            draws={name: numbers[:, :number] for name, numbers in self.draws.items()},
         )
 
 
@@ -219,6 +230,36 @@ class Training:
         raw = self.samples.data.inputs.index_select(0, found.flatten()).unflatten(0, found.shape)
         return _decoded(self.samples.data, raw, batch.targets, self.augmentation, batch.draws)
 
+    def parts(self, least: int) -> list["Training"]:
+        """The same training in parts of like size, where one stack would be padding for the most part.
+
+        A split must save a quarter of what is computed, and ``least`` samples over all steps. The parts train the
+        values of the whole.
+        """
+        counts = self.samples.counts.tolist()
+        size = self.schedule.positions.shape[2]
+        splits = _splits([min(count, size) for count in counts], self.schedule.steps.tolist(), least)
+        return [self] if len(splits) == 1 else [self._part(rows, min(counts[rows.start], size)) for rows in splits]
+
+    def _part(self, rows: slice, size: int) -> "Training":
+        steps = int(self.schedule.steps[rows].max())
+        positions = self.schedule.positions[:steps, rows, :size]
+        draws = {name: numbers[:steps, rows, :size] for name, numbers in self.schedule.draws.items()}
+        samples = self.samples.of(rows)
+        return replace(
+            self,
+            values={name: tensor[rows] for name, tensor in self.values.items()},
+            samples=samples.first(int(samples.counts.max())),
+            schedule=replace(
+                self.schedule,
+                positions=positions,
+                draws=draws,
+                steps=self.schedule.steps[rows],
+                seeds=self.schedule.seeds[rows],
+            ),
+            own={name: tensor[rows] for name, tensor in self.own.items()},
+        )
+
     def one(self, client: int) -> "Training":
         """The same training of one client alone, on values of its own."""
         only = slice(client, client + 1)
@@ -249,6 +290,21 @@ def _decoded(
     elif augmentation:
         raw = augmentation.apply(raw, draws)
     return data.decode(raw), targets
+
+
+def _splits(sizes: Sequence[int], steps: Sequence[int], least: int) -> list[slice]:
+    """Where to part a stack whose clients, from large to small, have batches of these sizes in so many steps."""
+
+    def split(start: int, end: int) -> list[slice]:
+        rest = list(accumulate(reversed(steps[start:end])))[::-1]  # steps from each client on
+        saved = [rest[k] * (sizes[start] - sizes[start + k]) for k in range(end - start)]
+        most = max(saved)
+        if most < least or 4 * most < sizes[start] * rest[0]:
+            return [slice(start, end)]
+        middle = start + saved.index(most)
+        return split(start, middle) + split(middle, end)
+
+    return split(0, len(sizes))
 
 
 def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
