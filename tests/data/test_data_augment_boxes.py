@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tailorfl.cohort.optimizer import Optimizer
+from tailorfl.cohort.samples import Samples
 from tailorfl.cohort.schedule import mini_batches
-from tailorfl.cohort.training import Samples, Training
+from tailorfl.cohort.training import Training
 from tailorfl.data import Augmentation, FederatedData, PartitionOptions, SourceOptions, federate, load_source
 from tailorfl.data.objects import stack_objects
 from tailorfl.errors import UserError

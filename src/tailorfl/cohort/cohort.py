@@ -14,9 +14,10 @@ from tailorfl.cohort.gradients import ABSENT, Gradients, Inputs, single_gradient
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, multibox, squared_error
 from tailorfl.cohort.optimizer import Optimizer
+from tailorfl.cohort.samples import Samples, pad_rows
 from tailorfl.cohort.schedule import mini_batches
 from tailorfl.cohort.scoring import Detections, Scores, score
-from tailorfl.cohort.training import Samples, Training, alone, pad_rows
+from tailorfl.cohort.training import Training, alone
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
 from tailorfl.models.network import Network, Values

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from tailorfl.cohort.objective import Batch, Client, Objective
+from tailorfl.cohort.samples import Samples
 from tailorfl.cohort.schedule import Schedule
-from tailorfl.cohort.training import Samples, Training
+from tailorfl.cohort.training import Training
 from tailorfl.data.federated import FederatedData
 from tailorfl.models.network import Network, Values
 from tailorfl.models.slicing import leading

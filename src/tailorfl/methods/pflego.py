@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tailorfl.cohort import Batch, Cohort
 from tailorfl.cohort.optimizer import Optimizer
-from tailorfl.cohort.training import Samples
+from tailorfl.cohort.samples import Samples
 from tailorfl.exchange.messages import Answers, Message, Server
 from tailorfl.exchange.server_optimizer import ServerOptimizer
 from tailorfl.methods.method import Method
