@@ -180,7 +180,7 @@ def test_steps_on_cached_features_have_more_room_and_train_the_same(monkeypatch)
         keys.append(_key(training)[2])
         static = _static_copy(training)
         for tensor in (*static.values.values(), *static.batches.tensors().values(), static.samples.inputs):
-            tensor.fill_(1)  # what an earlier, larger cohort has left
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 1)  # what an earlier, larger cohort has left
         _load(static, training)
         gradients = stacked_gradients(training.network, training.objective)
         static.run(lambda active: static.step(len(static.loss), gradients))
@@ -200,6 +200,21 @@ def test_steps_on_cached_features_have_more_room_and_train_the_same(monkeypatch)
         assert torch.allclose(*losses, atol=1e-10)
         assert close(both[0].values, both[1].values)
     assert keys == [(1, 12, 48, 48)] * 2
+
+
+@needs_gpu
+def test_cohorts_of_other_sizes_share_a_program_for_steps_on_cached_features():
+    engine = Engine(torch.device("cuda"), "stacked")
+    for counts in ([45] * 10 + [33, 5], [39] * 10 + [9], [45] * 9):
+        cpu = make_cohort(counts, "mlp", "stacked", own_classes=True, lr=0.05)
+        gpu = on_gpu(make_cohort(counts, "mlp", "stacked", own_classes=True, lr=0.05))
+        gpu.engine = engine
+        losses = []
+        for cohort in (cpu, gpu):
+            features = cohort.features()
+            losses.append(cohort.head(features).fit(inputs=features, steps=20, batch_size=0, purpose="head").cpu())
+        assert torch.allclose(*losses, atol=1e-9)
+        assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
 
 
 # What a cache does around its programs, without a GPU.

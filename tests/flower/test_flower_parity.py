@@ -68,5 +68,6 @@ def test_clients_that_join_late_and_clients_that_never_train(tmp_path: Path) -> 
     same(small("fedper", clients=6, new_clients=1, joining_clients=1, joining_round=2, local_epochs=1), tmp_path)
 
 
-def test_validation_data_and_double_precision(tmp_path: Path) -> None:
-    same(small("fedrep", validation_fraction=0.2, precision="float64", local_epochs=1), tmp_path)
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_validation_data_and_other_precisions(precision: str, tmp_path: Path) -> None:
+    same(small("fedrep", validation_fraction=0.2, precision=precision, local_epochs=1), tmp_path)

@@ -615,3 +615,8 @@ def test_cuda_graphs_compute_what_the_cpu_computes(method: str, engine: str) -> 
     assert gpu.federation.engine.graphs.programs
     close({name: tensor.cpu() for name, tensor in state(gpu).items()}, state(cpu), 1e-8)
     assert scores[0].loss.tolist() == pytest.approx(scores[1].loss.tolist(), rel=1e-6)
+
+
+def test_differences_of_gradients_are_not_taken_in_half_precision() -> None:
+    with pytest.raises(UserError, match=r"precision=mixed: variant=hessian-free .* allowed: variant=first-order, or"):
+        federation("per-fedavg", variant="hessian-free", precision="mixed")

@@ -34,7 +34,8 @@ def launch_all() -> None:
         (False, 3, False, torch.float32),
         (False, 32, True, torch.float32),
         (True, 3, False, torch.bfloat16),
-        (True, 32, True, torch.bfloat16),
+        (True, 14, True, torch.bfloat16),  # a filter of 126 numbers and a bias
+        (True, 64, True, torch.bfloat16),
     ):
         torch.backends.cudnn.allow_tf32 = tf32
         images, filters = torch.zeros(2, 2, channels, 9, 8, dtype=kind), torch.zeros(2, 20, channels, 3, 3, dtype=kind)

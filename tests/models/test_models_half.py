@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from tailorfl.cohort import Engine
 from tailorfl.cohort.gradients import Inputs, single_gradients, stacked_gradients
 from tailorfl.cohort.objective import cross_entropy
 from tailorfl.cohort.traces import Program
@@ -121,10 +123,37 @@ class Last(nn.Module):
         return x[0]
 
 
+class Again(nn.Module):
+    """Computes its layer anew on the way back, when it is in single precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return checkpoint(lambda given: self.layer(given).tanh(), x, use_reentrant=False)
+
+
 def test_what_cannot_be_computed_so_is_refused_in_one_line():
     network = Network(nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 4), Last()), "own", mixed=True)
-    with pytest.raises(UserError, match="network own does not run on inputs of shape 8: RNN input dtype"):
+    with pytest.raises(
+        UserError, match=r"does not run on .* 8: RNN input dtype .*with precision=mixed; allowed: float32"
+    ):
         network.tried(drawn(1, 8), train=True)
+    with pytest.raises(UserError, match="own gives a tuple; allowed: one tensor of outputs"):
+        Network(nn.Sequential(nn.LSTM(8, 4)), "own", mixed=True).tried(drawn(1, 8), train=True)
+    again = Network(nn.Sequential(Again()), "own", mixed=True)
+    with pytest.raises(UserError, match=r"own cannot be trained with precision=mixed: .*; allowed: float32") as caught:
+        Engine(torch.device("cpu")).plan(again, drawn(1, 8))
+    assert "\n" not in str(caught.value)
+    Engine(torch.device("cpu")).plan(Network(nn.Sequential(Again()), "own"), drawn(1, 8))
+
+
+def test_what_a_network_writes_its_products_into_is_written():
+    given, room = drawn(4, 8), torch.zeros(8, 8)
+    with half_precision(True):
+        torch.mm(given.t(), given, out=room)
+    assert torch.equal(room, given.t() @ given)
 
 
 def test_the_scope_is_this_threads_alone_and_ends_with_an_error():

@@ -85,21 +85,21 @@ def test_a_client_with_more_numbers_than_fit_is_computed_in_parts(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize(("shape", "far"), [((3, 5, 9, 8), False), ((3, 5, 9, 8), True), ((4, 70, 9, 8), True)])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)),
                                                            ((3, 2), (1, 3), (1, 0))])  # fmt: skip
-def test_maxima_and_their_gradient(kernel, stride, padding, relu, far, monkeypatch):
+def test_maxima_and_their_gradient(kernel, stride, padding, relu, shape, far, monkeypatch):
     if far:  # places of 64 bits
         monkeypatch.setattr(kernels, "MOST", 1)
-    given = drawn(3, 5, 9, 8).requires_grad_()
+    given = drawn(*shape).requires_grad_()
     wanted = F.max_pool2d(given, kernel, stride, padding)
     wanted = wanted.relu() if relu else wanted
     found, codes = kernels.pool(given.detach(), kernel, stride, padding, relu)
     assert torch.equal(found, wanted)
     change = drawn(*wanted.shape)
     (by_torch,) = torch.autograd.grad(wanted, given, change)
-    assert near(kernels.unpool(change, codes, (9, 8), kernel, stride, padding), by_torch)
+    assert near(kernels.unpool(change, codes, shape[2:], kernel, stride, padding), by_torch)
 
 
 def test_a_number_that_is_none_is_the_largest_as_in_torch():

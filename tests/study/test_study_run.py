@@ -177,6 +177,23 @@ def test_a_regression_takes_a_number_a_sample(tmp_path: Path, network_of_mine: s
     assert summary["personalized_loss"] > 0
 
 
+def test_a_regression_is_not_trained_in_half_precision(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"precision=mixed: outputs have three digits.*; allowed: float32, float64"):
+        execute(tmp_path / "run", "fedavg", **REGRESSION, precision="mixed")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_in_half_precision_says_so_and_goes_on_as_it_began(tmp_path: Path) -> None:
+    wide, mixed = (execute(tmp_path / precision, "fedavg", precision=precision) for precision in ("float32", "mixed"))
+    assert mixed["personalized_loss"] == pytest.approx(wide["personalized_loss"], rel=0.05)
+    assert mixed["personalized_loss"] != wide["personalized_loss"]
+    assert read_config(tmp_path / "mixed" / "config.yaml").experiment.precision == "mixed"
+    stopped(tmp_path / "resumed", 2, precision="mixed")
+    resumed = Run(small(precision="mixed"), tmp_path / "resumed").execute(resume=True)
+    assert resumed is not None
+    assert resumed["personalized_loss"] == execute(tmp_path / "whole", precision="mixed")["personalized_loss"]
+
+
 def test_a_single_class_is_refused_unless_others_are_named(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("a,b,kind\n" + "".join(f"{row},{row % 7},oak\n" for row in range(200)))
     own = {"data": f"csv:{tmp_path / 'one.csv'}", "partition": "iid"}

@@ -216,6 +216,8 @@ class Engine:
 
     def _choose(self, network: Network, sample: Tensor) -> tuple[bool, str]:
         network.tried(sample, train=True)
+        if network.mixed:
+            _check_backwards(network, sample)
         if self.mode == "one-by-one":
             return False, ""
         obstacle = _obstacle(network, sample)
@@ -241,14 +243,30 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _obstacle(network: Network, sample: Tensor) -> str:
-    """Why a network cannot be stacked; empty when it can. Found by trying: the gradients of two clients."""
+def _check_backwards(network: Network, sample: Tensor) -> None:
+    """Refuse a network that goes forwards in half precision, and not back: one that computes layers anew then, say."""
+    try:
+        single_gradients(network, _sum_of_outputs)(_two_clients(network, sample))
+    except Exception as error:  # anything a user's module may raise
+        said = textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
+        raise UserError(
+            f"network {network.name} cannot be trained with precision=mixed: {said}; allowed: float32"
+        ) from error
+
+
+def _two_clients(network: Network, sample: Tensor) -> Inputs:
+    """The same for both: the initial weights, and a batch of the sample taken twice."""
     valid = torch.ones(2, 2, device=sample.device, dtype=_dtype(network))
     batch = (_twice(_twice(sample[0])), torch.zeros_like(valid), valid, valid, valid.sum(1))
     values = {name: _twice(tensor) for name, tensor in network.initial().items()}
     trained = {name: values.pop(name) for name in network.parameters}
+    return Inputs(trained, values, batch, {}, {}, {})
+
+
+def _obstacle(network: Network, sample: Tensor) -> str:
+    """Why a network cannot be stacked; empty when it can. Found by trying: the gradients of two clients."""
     try:
-        stacked_gradients(network, _sum_of_outputs)(Inputs(trained, values, batch, {}, {}, {}))
+        stacked_gradients(network, _sum_of_outputs)(_two_clients(network, sample))
     except Exception as error:  # anything a user's module may raise under vmap
         return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
     return ""

@@ -16,8 +16,10 @@ from tailorfl.cohort.traces import Program
 from tailorfl.cohort.training import Training
 from tailorfl.models.slicing import leading
 
+FINE = 8  # sizes in each doubling for which there are graphs
 
-def roomy(number: int, sizes: int = 8) -> int:
+
+def roomy(number: int, sizes: int = FINE) -> int:
     """The next of so many sizes in each doubling. Of 8: 1 to 16, 18, 20, .. 32, 36, .., an eighth too much at most."""
     step = 1
     while step * 2 * sizes < number:
@@ -27,7 +29,7 @@ def roomy(number: int, sizes: int = 8) -> int:
 
 def _sizes(training: Training) -> int:
     """How finely sizes are told apart: steps on cached features are small, and a capture takes longer than many."""
-    return 8 if training.samples.inputs is None else 2
+    return FINE if training.samples.inputs is None else 2
 
 
 def free_memory(device: torch.device) -> int:
@@ -156,8 +158,8 @@ class _Program:
     def _width(self, width: int, clients: int) -> int:
         """The width of the graph that serves so many active clients; captured where it is new."""
         sizes = _sizes(self.static)
-        # Where sizes are coarse, all that there is room for: places without a client have no samples.
-        chosen = min(roomy(width, sizes), clients if sizes == 8 else len(self.static.loss))
+        # Where sizes are coarse, there may be more places than clients: those have no samples.
+        chosen = roomy(width, sizes) if sizes < FINE else min(roomy(width), clients)
         if chosen not in self.graphs:
             self.graphs[chosen] = self._capture(chosen)
         return chosen
@@ -254,6 +256,7 @@ def _load(static: Training, training: Training) -> None:
     assert isinstance(static.rates, Tensor)
     static.rates.copy_(torch.as_tensor(training.rates, dtype=static.rates.dtype))
     if static.samples.inputs is not None and training.samples.inputs is not None:
+        static.samples.inputs.zero_()  # what an earlier cohort left may be no number, which no weight takes away
         _lay(static.samples.inputs, training.samples.inputs)
     static.schedule.steps.zero_()
     _lay(static.schedule.steps, training.schedule.steps)

@@ -10,9 +10,9 @@ from torch import Tensor
 from tailorfl.cohort import Batch, Client, Cohort, Objective
 from tailorfl.cohort.inner import inner_gradient, statistics, weights, with_gradient
 from tailorfl.errors import UserError
-from tailorfl.exchange.messages import Message
+from tailorfl.exchange.messages import Message, Server
 from tailorfl.methods.fedavg import FedAvg
-from tailorfl.models.network import Values
+from tailorfl.models.network import Network, Values
 
 Variant = Literal["first-order", "hessian-free"]
 PARTS: dict[Variant, int] = {"first-order": 2, "hessian-free": 3}
@@ -88,6 +88,14 @@ class PerFedAvg(FedAvg):
     inner_lr: float = Field(0.05, ge=0, description="rate of the step that adapts, the paper's alpha; 0: FedAvg")
     delta: float = Field(1e-3, gt=0, description="hessian-free: distance of the two gradients that are compared")
     adapt_steps: int = Field(1, ge=0, description="full-batch steps before a client's model is evaluated; not kept")
+
+    def start(self, network: Network) -> Server:
+        if network.mixed and self.variant == "hessian-free":
+            raise UserError(
+                "precision=mixed: variant=hessian-free takes the difference of two gradients that are nearly equal, of "
+                "which half precision leaves nothing; allowed: variant=first-order, or precision=float32 or float64"
+            )
+        return super().start(network)
 
     def train(self, clients: Cohort, received: Message) -> Values:
         if clients.plan.random and self.variant == "hessian-free":

@@ -1,4 +1,4 @@
-"""Training passes in half precision: products of matrices and convolutions in bfloat16, all else as it was.
+"""Training passes in half precision: products of matrices and convolutions in bfloat16, norms in single precision.
 
 torch's own autocast acts below the transformations of `torch.func`, which then see one type going in and another one
 coming out. So calls are taken here, above them.
@@ -17,16 +17,18 @@ from torch.overrides import TorchFunctionMode
 HALF = torch.bfloat16
 
 PRODUCTS = {
-    F.linear,
-    F.bilinear,
-    *(F.scaled_dot_product_attention, F.multi_head_attention_forward),
+    *(F.linear, F.bilinear, F.scaled_dot_product_attention),
     *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
-    *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.addmm, torch.addbmm, torch.baddbmm, torch.einsum),
-    *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm, Tensor.mv),
-    *(Tensor.addmm, Tensor.addbmm, Tensor.baddbmm),
+    *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.inner, torch.dot, torch.tensordot, torch.einsum),
+    *(torch.addmm, torch.addbmm, torch.baddbmm, torch.addmv),
+    *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.inner, Tensor.dot),
+    *(Tensor.addmm, Tensor.addbmm, Tensor.baddbmm, Tensor.addmv),
 }
-# What adds up or divides by small numbers, or wants weights and inputs of one type.
+# What adds up or divides by small numbers, or wants all that it is given to be of one type.
 WIDE = {
+    *(F.multi_head_attention_forward, F.grid_sample, torch.cdist, torch.lerp, Tensor.lerp),
+    *(torch.scatter_add, torch.index_add, torch.scatter, torch.index_put, torch.masked_scatter),
+    *(Tensor.scatter_add, Tensor.index_add, Tensor.scatter, Tensor.index_put, Tensor.masked_scatter),
     *(F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm, F.local_response_norm),
     *(F.normalize, F.cosine_similarity, F.prelu),
     *(F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax),
@@ -44,11 +46,11 @@ class _Halved(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in PRODUCTS:
-            return func(*_cast(args, HALF), **_cast(dict(kwargs or {}), HALF))
-        if func in WIDE:
-            return func(*_cast(args, torch.float32), **_cast(dict(kwargs or {}), torch.float32))
-        return func(*args, **(kwargs or {}))
+        given = dict(kwargs or {})
+        to = HALF if func in PRODUCTS else torch.float32 if func in WIDE else None
+        if to is None or given.get("out") is not None:  # what is written into is of a type already
+            return func(*args, **given)
+        return func(*_cast(args, to), **_cast(given, to))
 
 
 @contextmanager
@@ -65,21 +67,21 @@ def half_precision(enabled: bool) -> Iterator[None]:
         _scope.half = outer
 
 
-def halved(tensor: Tensor | None) -> Tensor | None:
-    """For layers with a kernel of their own: a tensor as the scope wants it in a product."""
-    return tensor.to(HALF) if tensor is not None and _scope.half else tensor
+def halved(tensor: Tensor) -> Tensor:
+    """A tensor as the scope wants it in a product: for layers with a kernel of their own, or that use it many times."""
+    return tensor.to(HALF) if _scope.half and tensor.dtype == torch.float32 else tensor
 
 
-def widened(tensor: Tensor) -> Tensor:
+def widened(found: Any) -> Any:
     """What leaves a network, in single precision again."""
-    return tensor.float() if tensor.dtype == HALF else tensor
+    return _cast(found, torch.float32)
 
 
 def _cast(given: Any, to: torch.dtype) -> Any:
     if isinstance(given, Tensor):
         return given.to(to) if given.dtype in (torch.float32, HALF) else given
     if isinstance(given, list | tuple):
-        return type(given)(_cast(one, to) for one in given)
+        return type(given)(_cast(one, to) for one in given) if type(given) in (list, tuple) else given
     if isinstance(given, dict):
         return {name: _cast(one, to) for name, one in given.items()}
     return given

@@ -130,7 +130,8 @@ class Network:
         except Exception as error:  # anything a user's module may raise
             said = " ".join(str(error).split())
             shape = "x".join(map(str, sample.shape[1:]))
-            raise UserError(f"network {self.name} does not run on inputs of shape {shape}: {said}") from error
+            line = f"network {self.name} does not run on inputs of shape {shape}: {said}"
+            raise UserError(line + (" (with precision=mixed; allowed: float32)" if self.mixed else "")) from error
         if not isinstance(outputs, Tensor):
             raise UserError(f"network {self.name} gives a {type(outputs).__name__}; allowed: one tensor of outputs")
         return outputs

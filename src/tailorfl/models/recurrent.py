@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tailorfl.models.half import halved
+
 
 class LSTM(nn.Module):
     """A single-layer LSTM over [batch, time, features] that returns the hidden state after the last real step.
@@ -35,8 +37,9 @@ class LSTM(nn.Module):
         """`valid` [batch, time] is 1 where a step is real; other steps leave the state as it was."""
         inputs = functional.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
         hidden = cell = inputs.new_zeros(x.shape[0], self.hidden_size)
+        weight = halved(self.weight_hh_l0)  # once for all steps
         for step in range(x.shape[1]):
-            gates = inputs[:, step] + functional.linear(hidden, self.weight_hh_l0)
+            gates = inputs[:, step] + functional.linear(hidden, weight)
             enter, forget, candidate, leave = gates.chunk(4, dim=1)
             new_cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
             new_hidden = torch.sigmoid(leave) * torch.tanh(new_cell)

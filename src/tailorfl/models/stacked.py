@@ -50,7 +50,7 @@ class Convolution(nn.Conv2d):
         if not (_has_kernel(input) and self._plain()):
             return super()._conv_forward(input, weight, bias)
         # Not by indices, whose gradient would be a tensor of zeros in which the result is laid.
-        tensors = (None if one is None else one.unsqueeze(0) for one in map(halved, (input, weight, bias)))
+        tensors = (None if one is None else halved(one).unsqueeze(0) for one in (input, weight, bias))
         return Convolve.apply(*tensors, self.padding).squeeze(0)
 
     def _plain(self) -> bool:

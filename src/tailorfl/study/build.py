@@ -143,6 +143,10 @@ def check_task(config: Config, data: FederatedData) -> None:
     if config.method.classes_only and (data.regression or data.detection):
         targets = "objects in images" if data.detection else "numbers"
         raise UserError(f"{config.method_name} needs classes, and the targets of {data.source} are {targets}")
+    if data.regression and config.experiment.precision == "mixed":
+        raise UserError(
+            "precision=mixed: outputs have three digits, too few for a regression; allowed: float32, float64"
+        )
     if config.method.holds_out() and (data.regression or not config.experiment.validation_fraction):
         why = "a regression has no accuracy" if data.regression else "there is no validation data"
         log.warning("%s: %s, so that every client counts as an average one", config.method_name, why)
