@@ -1,6 +1,7 @@
 """Scores of clients, by hand."""
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -107,3 +108,18 @@ def test_what_a_method_reports_of_clients_is_asked_for_where_one_model_serves_al
     assert told.measures == {"number": {client: client for client in range(6)}}
     assert doubled.others["second"].correct.tolist() == doubled.personalized.correct.tolist()
     assert told.personalized.correct.tolist() == scores.personalized.correct.tolist()
+
+
+def test_clients_are_looked_at_beside_others_of_like_size_and_score_as_they_do_alone() -> None:
+    found = []
+    for stack_size in (None, 1):
+        built = digits("fedper", clients=12, alpha=0.1, samples_per_client=None, min_samples=1, stack_size=stack_size)
+        message, everyone = built.config.method.broadcast(built.server), range(built.data.clients)
+        sizes = [cohort.counts.tolist() for cohort in built.federation.served(1, everyone, message)]
+        assert sorted(chain(*sizes)) == sorted(built.data.train.counts.tolist())
+        assert all(max(counts) <= 4 * min(counts) for counts in sizes)
+        found.append((len(sizes), built.federation.evaluate(1, everyone, message, ["test"]).scores["test"]))
+    (parts, together), (_, alone) = found
+    assert 1 < parts < 12
+    assert together.correct.tolist() == alone.correct.tolist()
+    np.testing.assert_allclose(together.loss, alone.loss, rtol=1e-5)

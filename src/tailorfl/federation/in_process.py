@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from torch import Tensor
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 Key = TypeVar("Key", bound=str)
 Parts = list[tuple[tuple[int, ...], Scores]]
+LIKE = 4  # times as much data that clients of like size may have
 MEMORY = "memory/"  # prefix of a method's memory in the store, beside the personal weights
 
 
@@ -90,7 +92,7 @@ class InProcess:
 
     def served(self, round: int, clients: Sequence[int], message: Message) -> Iterator[Cohort]:
         """The clients, a stack at a time, each with the model that serves it. Nothing that is done for it is kept."""
-        for ids in self._stacks(round, clients):
+        for ids in chain.from_iterable(map(self._of_like_size, self._stacks(round, clients))):
             cohort = self.cohort(round, ids, message)
             self.method.serve(cohort, message.to(ids, cohort.network))
             yield cohort
@@ -138,6 +140,15 @@ class InProcess:
             alike = [client for client in ordered if self.kind_of(client, round) == kind]
             for start in range(0, len(alike), size):
                 yield tuple(alike[start : start + size])
+
+    def _of_like_size(self, ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """A stack in parts: all data of a client are looked at, in a table as long as the largest client's."""
+        counts, start = self.data.train.counts[list(ids)].tolist(), 0
+        for row, count in enumerate(counts):
+            if LIKE * count < counts[start]:
+                yield ids[start:row]
+                start = row
+        yield ids[start:]
 
     def kind_of(self, client: int, round: int) -> int:
         """The number of the network that a client has in a round."""
