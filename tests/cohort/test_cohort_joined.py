@@ -10,6 +10,7 @@ from small_cohorts import close, make_cohort
 from torch import Tensor
 
 from tailorfl.cohort import Cohort, Engine
+from tailorfl.cohort import engine as engines
 from tailorfl.cohort.joined import Joined, form
 from tailorfl.cohort.objective import Batch, Client, cross_entropy
 from tailorfl.cohort.training import Training
@@ -104,6 +105,43 @@ def test_clients_of_two_runs_learn_in_one_stack_what_they_learn_in_their_own(
         assert close(cohort.values, alone.values)
         taken = training.schedule.steps.clamp(min=1)
         torch.testing.assert_close(training.loss / taken, loss, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("counts", "epochs", "sizes"),  # three clients of one run, the others of another; samples of the parts in a step
+    [
+        ([60, 9, 5, 58, 40, 7, 1], (2, 2), [60, 9]),
+        ([30, 9, 5, 60, 7, 1], (1, 3), [60, 30]),  # who takes fewer steps has more samples than some before it
+        ([60, 9, 5, 58, 40, 7, 1], (3, 1), [60]),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [0, 64])
+def test_a_joined_stack_that_is_trained_in_parts_leaves_no_sample_out(
+    batch_size: int, counts: list[int], epochs: tuple[int, int], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = (0, 1, 2), tuple(range(3, len(counts)))
+
+    def cohorts(engines: list[Engine]) -> list[Cohort]:
+        return [
+            make_cohort(counts, "mlp", clients=run, engine=engine, batch_size=batch_size, local_epochs=passes)
+            for run, passes, engine in zip(runs, epochs, engines, strict=True)
+        ]
+
+    apart = cohorts([Engine(torch.device("cpu"), "stacked") for _ in runs])
+    wanted = [cohort.fit() for cohort in apart]
+    engine = Listening()
+    together = cohorts([engine, engine])
+    for cohort in together:
+        cohort.fit()
+    joined = Joined.of(engine.heard, engine.heard[0].network, engine.heard[0].samples.data)
+    monkeypatch.setattr(engines, "_CPU_SPLIT_BYTES", 0)
+    assert [part.schedule.positions.shape[2] for part in joined.whole.parts(1)] == sizes
+    engine.deaf = True
+    engine.run(joined.whole)
+    joined.hand_back()
+    for cohort, alone, training, loss in zip(together, apart, engine.heard, wanted, strict=True):
+        assert close(cohort.values, alone.values)
+        torch.testing.assert_close(training.loss / training.schedule.steps, loss, rtol=0, atol=1e-10)
 
 
 def test_a_client_that_diverges_leaves_those_of_other_runs_as_they_are() -> None:

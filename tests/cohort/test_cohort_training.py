@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from small_cohorts import close, make_cohort
 from torch import Tensor, nn
 
-from tailorfl.cohort import Engine, traces
+from tailorfl.cohort import Engine, engine, traces
 from tailorfl.cohort.objective import Batch, Client, cross_entropy
 from tailorfl.data import Augmentation
 from tailorfl.errors import UserError
@@ -237,6 +237,23 @@ def test_the_full_gradient_is_the_same_in_parts(mode, monkeypatch):
     module.zero_grad()
     F.cross_entropy(module(cohort.data.decode(cohort.data.inputs[rows])), cohort.data.targets[rows]).backward()
     assert close({n: p.grad for n, p in module.named_parameters()}, {n: t[1] for n, t in whole.items()}, 1e-12)
+
+
+@pytest.mark.parametrize("memory", [1 << 12, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+def test_the_gradient_of_a_client_with_norms_is_the_same_whoever_is_beside_it_and_whatever_is_free(
+    mode, memory, monkeypatch
+):
+    monkeypatch.setattr(engine, "_STATISTICS_BYTES", 1 << 18)
+    alone = make_cohort(UNEQUAL, "stride-cnn", "stacked", clients=(0,), shape=(3, 16, 16))
+    at_once, size = alone.engine.gradient_sizes(alone.plan, 1, UNEQUAL[0])
+    assert (at_once, 1 < size < UNEQUAL[0] - 1) == (1, True), "in parts, or there is nothing to see"
+    wanted, loss = alone.gradient()
+    monkeypatch.setattr(engine, "_CPU_EVALUATION_BYTES", memory)
+    cohort = make_cohort(UNEQUAL, "stride-cnn", mode, shape=(3, 16, 16))
+    found, losses = cohort.gradient()
+    assert close(wanted, {name: tensor[:1] for name, tensor in found.items()})
+    assert torch.allclose(losses[:1], loss)
 
 
 def test_the_head_on_the_features_is_the_network_and_can_be_trained_on_them():

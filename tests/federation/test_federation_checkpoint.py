@@ -141,7 +141,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints(folder)[0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_noticed_wherever_it_is(whole: Path, place: float, bit: int) -> None:
     copy = whole.parent.parent / "copy"

@@ -1,7 +1,7 @@
 """Who takes part in a round."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailorfl.errors import UserError
@@ -20,7 +20,6 @@ def test_a_number_stays_and_a_fraction_is_rounded_up(wanted: int | float, client
     assert how_many(wanted, clients) == number
 
 
-@settings(deadline=None)
 @given(wanted=st.integers(1, 30), round=st.integers(1, 10_000), seed=st.integers(0, 2**63))
 def test_a_round_has_as_many_different_clients_as_asked_for(wanted: int, round: int, seed: int) -> None:
     chosen = select("uniform", wanted, CLIENTS, round, seed)

@@ -396,11 +396,13 @@ def test_what_breaks_the_bounds_of_the_proposition_is_warned_of(caplog: pytest.L
         federation("pflego", lr=0.001, server_lr=0.003)
         federation("pflego", clients=30, clients_per_round=1, rounds=7)
         federation("pflego", lr=0.004, server_lr=0.003, lr_schedule="cosine")
-    assert len(caplog.messages) == 3
+        federation("pflego", lr=0.03, server_lr=0.004, lr_warmup=10, rounds=30)
+    assert len(caplog.messages) == 4
     assert "lr=0.001 (beta) is below server_lr=0.003 (rho)" in caplog.messages[0]
     assert "clients_per_round=1 is too little" in caplog.messages[1]
     assert "it needs 2" in caplog.messages[1]
-    assert "lr=0.004 (beta), in the end 0.001, is below server_lr=0.003 (rho)" in caplog.messages[2]
+    assert "lr=0.004 (beta), at its lowest 0.001, is below server_lr=0.003 (rho)" in caplog.messages[2]
+    assert "lr=0.03 (beta), at its lowest 0.003, is below server_lr=0.004 (rho)" in caplog.messages[3]
 
 
 def test_neither_rounding_nor_a_full_first_round_hides_or_makes_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,6 +134,39 @@ class Again(nn.Module):
         return checkpoint(lambda given: self.layer(given).tanh(), x, use_reentrant=False)
 
 
+class Wide(torch.autograd.Function):
+    """Goes back in single precision only, and does not say why."""
+
+    @staticmethod
+    def forward(given):
+        return given.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if gradient.dtype == HALF:
+            raise NotImplementedError
+        return gradient
+
+
+class Silent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(Wide.apply(self.body(x)))
+
+
+def test_an_error_without_a_word_is_told_by_its_kind():
+    network = Network(Silent(), "own", mixed=True)
+    with pytest.raises(UserError, match="precision=mixed: NotImplementedError; allowed: float32"):
+        Engine(torch.device("cpu")).plan(network, drawn(1, 8))
+
+
 def test_what_cannot_be_computed_so_is_refused_in_one_line():
     network = Network(nn.Sequential(nn.Linear(8, 8), nn.LSTM(8, 4), Last()), "own", mixed=True)
     with pytest.raises(

@@ -94,7 +94,7 @@ SETTINGS: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.sampled_from(METHODS), st.fixed_dictionaries({}, optional=SETTINGS))
 @example("ppfe", {"preset": "no-reduction", "reduction": "svd"})  # a usual value, but not with this preset
 def test_the_command_of_a_run_gives_its_configuration_again(method: str, chosen: Flat) -> None:

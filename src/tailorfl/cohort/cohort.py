@@ -229,15 +229,19 @@ class Cohort:
         samples = replace(samples or self.samples("train"), weights=weights)
         kind = stacked_gradients if self.plan.stacked else single_gradients
         compute, beside = kind(self.network, objective or self.loss), self._own(own)
+        at_once, size = self.engine.gradient_sizes(self.plan, len(self), samples.rows.shape[1])
 
         def of(clients: slice) -> tuple[Values, Tensor]:
             self._seed_layers(purpose, clients)
-            return self._gradient_of(clients, samples.of(clients), trained, compute, beside, common or {})
+            return self._gradient_of(clients, samples.of(clients), size, trained, compute, beside, common or {})
 
         if self.plan.stacked:
-            return of(slice(0, len(self)))
-        with torch.random.fork_rng(enabled=self.plan.random):
-            found = self.engine.each(lambda k: of(slice(k, k + 1)), len(self), side_by_side=not self.plan.random)
+            found = [of(slice(start, start + at_once)) for start in range(0, len(self), at_once)]
+        else:
+            with torch.random.fork_rng(enabled=self.plan.random):
+                found = self.engine.each(lambda k: of(slice(k, k + 1)), len(self), side_by_side=not self.plan.random)
+        if len(found) == 1:
+            return found[0]
         return {name: torch.cat([one[name] for one, _ in found]) for name in trained}, torch.cat(
             [loss for _, loss in found]
         )
@@ -246,18 +250,19 @@ class Cohort:
         self,
         clients: slice,
         samples: Samples,
+        size: int,
         trained: tuple[str, ...],
         compute: Gradients,
         own: Values,
         common: Values,
     ) -> tuple[Values, Tensor]:
-        """The gradient of some clients, of a stack or of one alone, over all their samples."""
+        """The gradient of some clients, of a stack or of one alone, over all their samples, so many at a time."""
         values = {name: tensor[clients] for name, tensor in self.values.items()}
         if not self.plan.stacked:
             values = {name: alone(tensor[0])[None] for name, tensor in values.items()}
         total = {name: torch.zeros_like(values[name]) for name in trained}
         loss = values[trained[0]].new_zeros(len(samples.rows))
-        for batch in samples.in_order(self.engine.evaluation_size(self.plan, len(self))):
+        for batch in samples.in_order(size):
             inputs = Inputs(
                 {name: values[name] for name in trained},
                 # Copies: batch norms change their statistics in place, and a gradient must change nothing.

@@ -35,6 +35,7 @@ _CPU_SPLIT_BYTES, _GPU_SPLIT_BYTES = 16 << 20, 8 << 30
 _GPU_MEMORY_SHARE = 0.5
 _CPU_EVALUATION_BYTES = 64 << 20
 _GPU_EVALUATION_BYTES, _GPU_EVALUATION_SHARE = 4 << 30, 1 / 16
+_STATISTICS_BYTES = 256 << 20  # activations of the samples over which batch norms take their statistics in a gradient
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,14 @@ class Engine:
         at_once = clients if plan.stacked else min(clients, self.workers)
         return max(1, budget // (plan.activation_bytes * at_once))
 
+    def gradient_sizes(self, plan: Plan, clients: int, longest: int) -> tuple[int, int]:
+        """How many clients to take a gradient of at a time, and on how many samples of each."""
+        if not plan.network.buffers:
+            return clients, self.evaluation_size(plan, clients)
+        # Norms see the samples of a part: these must be the same ones wherever, and beside whom, a client is computed.
+        samples = max(1, _STATISTICS_BYTES // plan.activation_bytes)
+        return min(clients, self.evaluation_size(plan, min(samples, longest))), samples
+
     def run(self, training: Training) -> None:
         """Train a cohort in place."""
         if not training.schedule.steps.any():
@@ -125,11 +134,8 @@ class Engine:
         if not self.stacks(training.network):
             return self._one_by_one(training)
         budget = _CPU_SPLIT_BYTES if self.device.type == "cpu" else _GPU_SPLIT_BYTES
-        parts = training.parts(max(1, budget // self.known(training).activation_bytes))
-        for part in parts:
+        for part in training.parts(max(1, budget // self.known(training).activation_bytes)):
             self._stacked(part)
-        if len(parts) > 1:
-            training.loss = torch.cat([part.loss for part in parts])
 
     def _stacked(self, training: Training) -> None:
         if self.graphs is not None:
@@ -210,7 +216,7 @@ class Engine:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # something may ask for a value on the host, which no graph can give
-                log.info("%s runs without CUDA graphs: %s", training.network.name, str(error).splitlines()[0])
+                log.info("%s runs without CUDA graphs: %s", training.network.name, _said(error))
                 self._uncaptured.add(key)
         _step_by_step(training, kind)
 
@@ -247,10 +253,11 @@ def _check_backwards(network: Network, sample: Tensor) -> None:
     """Refuse a network that goes forwards in half precision, and not back: one that computes layers anew then, say."""
     try:
         single_gradients(network, _sum_of_outputs)(_two_clients(network, sample))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # anything a user's module may raise
-        said = textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
         raise UserError(
-            f"network {network.name} cannot be trained with precision=mixed: {said}; allowed: float32"
+            f"network {network.name} cannot be trained with precision=mixed: {_said(error)}; allowed: float32"
         ) from error
 
 
@@ -268,8 +275,13 @@ def _obstacle(network: Network, sample: Tensor) -> str:
     try:
         stacked_gradients(network, _sum_of_outputs)(_two_clients(network, sample))
     except Exception as error:  # anything a user's module may raise under vmap
-        return textwrap.shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
+        return _said(error)
     return ""
+
+
+def _said(error: Exception) -> str:
+    """The first line of a message; the kind of error where it has none."""
+    return textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[0], 160, placeholder=" ...")
 
 
 def _laid_out(tensor: Tensor) -> Tensor:

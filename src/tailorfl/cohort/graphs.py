@@ -128,6 +128,7 @@ class _Program:
         stream: torch.cuda.Stream,
     ) -> None:
         self.static = _static_copy(training)
+        self.static.allocate()
         self.gradients = kind(training.network, training.objective)
         self.split = training.schedule.whole and kind is stacked_gradients
         self.pool, self.stream = pool, stream

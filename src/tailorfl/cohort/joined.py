@@ -46,8 +46,7 @@ class Joined:
     @staticmethod
     def of(parts: Sequence[Training], network: Network, data: FederatedData) -> "Joined":
         """``network`` and ``data`` are equal to those of each part."""
-        steps = torch.cat([part.schedule.steps for part in parts])
-        order = steps.argsort(descending=True, stable=True)  # a cohort runs from large to small
+        order = _from_large_to_small(parts)
         first, names = parts[0], tuple(parts[0].common)
         whole = replace(
             first,
@@ -70,6 +69,13 @@ class Joined:
             part.loss.copy_(self.whole.loss[places])
             for name, tensor in part.values.items():
                 tensor.copy_(self.whole.values[name][places])
+
+
+def _from_large_to_small(parts: Sequence[Training]) -> Tensor:
+    """The order of a cohort: by steps, and by samples where these are equal."""
+    steps = torch.cat([part.schedule.steps for part in parts])
+    by_size = torch.cat([part.samples.counts for part in parts]).argsort(descending=True, stable=True)
+    return by_size[steps[by_size].argsort(descending=True, stable=True)]
 
 
 def _common(parts: Sequence[Training], order: Tensor) -> Values:

@@ -1,7 +1,8 @@
 """Local training of a stack: one step, and the loop over steps, for the stack as a whole or client by client."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -34,10 +35,24 @@ class Training:
 
     def __post_init__(self) -> None:
         self.done = torch.zeros(1, dtype=torch.int64, device=self.samples.rows.device)
-        self.batches = self.samples.lay_out(self.schedule, self.values[self.trained[0]].dtype)
-        self.state = self.optimizer.start([self.values[name] for name in self.trained])
         self.loss = self.values[self.trained[0]].new_zeros(len(self.samples.rows))  # summed over the steps
         self.adds = self.optimizer.adds and not isinstance(self.rates, Tensor)
+
+    # Only where steps are taken: a training that is taken apart, or computed from copies, takes none itself.
+
+    @cached_property
+    def batches(self) -> Batches:
+        """What each step is given."""
+        return self.samples.lay_out(self.schedule, self.values[self.trained[0]].dtype)
+
+    @cached_property
+    def state(self) -> list[list[Tensor]]:
+        """What the optimizer keeps from step to step."""
+        return self.optimizer.start([self.values[name] for name in self.trained])
+
+    def allocate(self) -> None:
+        """Make now what is made when it is first used: a capture may make nothing that outlives it."""
+        _ = self.batches, self.state
 
     def signature(self) -> Hashable:
         """What makes another program of it, beside the network, the data, and how much of them there is."""
@@ -124,23 +139,27 @@ class Training:
         raw = self.samples.data.inputs.index_select(0, found.flatten()).unflatten(0, found.shape)
         return decoded(self.samples.data, raw, batch.targets, self.augmentation, batch.draws)
 
-    def parts(self, least: int) -> list["Training"]:
+    def parts(self, least: int) -> Iterator["Training"]:
         """The same training in parts of like size, where one stack would be padding for the most part.
 
         A split must save a quarter of what is computed, and ``least`` samples over all steps. The parts train the
         values of the whole.
         """
-        counts = self.samples.counts.tolist()
-        size = self.schedule.positions.shape[2]
-        splits = _splits([min(count, size) for count in counts], self.schedule.steps.tolist(), least)
-        return [self] if len(splits) == 1 else [self._part(rows, min(counts[rows.start], size)) for rows in splits]
+        sizes = self.samples.counts.clamp(max=self.schedule.positions.shape[2]).tolist()
+        # Of runs that are joined, who takes fewer steps may have more samples.
+        widest = list(accumulate(reversed(sizes), max))[::-1]
+        splits = _splits(widest, self.schedule.steps.tolist(), least)
+        if len(splits) == 1:
+            yield self
+        else:
+            yield from (self._part(rows, max(sizes[rows])) for rows in splits)
 
     def _part(self, rows: slice, size: int) -> "Training":
         steps = int(self.schedule.steps[rows].max())
         positions = self.schedule.positions[:steps, rows, :size]
         draws = {name: numbers[:steps, rows, :size] for name, numbers in self.schedule.draws.items()}
         samples = self.samples.of(rows)
-        return replace(
+        part = replace(
             self,
             values={name: tensor[rows] for name, tensor in self.values.items()},
             samples=samples.first(int(samples.counts.max())),
@@ -153,6 +172,8 @@ class Training:
             ),
             own={name: tensor[rows] for name, tensor in self.own.items()},
         )
+        part.loss = self.loss[rows]
+        return part
 
     def one(self, client: int) -> "Training":
         """The same training of one client alone, on values of its own."""
@@ -176,7 +197,7 @@ class Training:
 
 
 def _splits(sizes: Sequence[int], steps: Sequence[int], least: int) -> list[slice]:
-    """Where to part a stack whose clients, from large to small, have batches of these sizes in so many steps."""
+    """Where to part a stack whose clients have batches of these sizes in so many steps; neither ever increases."""
 
     def split(start: int, end: int) -> list[slice]:
         rest = list(accumulate(reversed(steps[start:end])))[::-1]  # steps from each client on

@@ -78,7 +78,7 @@ class PFLEGO(Method):
             )
         beta = min(self.rate(number, rounds) for number in range(1, rounds + 1))
         if self.tau > 1 and beta < self.server_lr:
-            schedule = "" if beta == self.lr else f", in the end {beta:.2g},"
+            schedule = "" if beta == self.lr else f", at its lowest {beta:.2g},"
             found.append(
                 f"lr={self.lr:g} (beta){schedule} is below server_lr={self.server_lr:g} (rho), whose bound in "
                 "proposition 2 is the lower one"

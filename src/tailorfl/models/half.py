@@ -20,6 +20,7 @@ PRODUCTS = {
     *(F.linear, F.bilinear, F.scaled_dot_product_attention),
     *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
     *(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.inner, torch.dot, torch.tensordot, torch.einsum),
+    *(torch.linalg.matmul, torch.linalg.multi_dot, torch.linalg.vecdot),
     *(torch.addmm, torch.addbmm, torch.baddbmm, torch.addmv),
     *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.inner, Tensor.dot),
     *(Tensor.addmm, Tensor.addbmm, Tensor.baddbmm, Tensor.addmv),
@@ -80,8 +81,8 @@ def widened(found: Any) -> Any:
 def _cast(given: Any, to: torch.dtype) -> Any:
     if isinstance(given, Tensor):
         return given.to(to) if given.dtype in (torch.float32, HALF) else given
-    if isinstance(given, list | tuple):
-        return type(given)(_cast(one, to) for one in given) if type(given) in (list, tuple) else given
+    if type(given) in (list, tuple):
+        return type(given)(_cast(one, to) for one in given)
     if isinstance(given, dict):
         return {name: _cast(one, to) for name, one in given.items()}
     return given
