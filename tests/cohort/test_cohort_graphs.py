@@ -142,7 +142,15 @@ def test_full_batches_and_heads_on_cached_features_are_the_same_there(network):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "own_classes", "augment"), [(0, True, ""), (0, False, ""), (5, True, ""), (0, False, "rotate")]
+    ("batch_size", "own_classes", "augment"),
+    [
+        (0, True, ""),
+        (0, False, ""),
+        (5, True, ""),
+        (0, False, "rotate"),
+        (0, False, "rotate,once"),
+        (5, True, "flip,once"),
+    ],
 )
 def test_tensors_with_room_train_like_those_without(batch_size, own_classes, augment, monkeypatch):
     """What graphs replay, without graphs: the steps of a training that was laid into a larger one's place."""
@@ -151,6 +159,7 @@ def test_tensors_with_room_train_like_those_without(batch_size, own_classes, aug
     def in_larger_tensors(engine: Engine, training: Training) -> None:
         static = _static_copy(training)
         sizes.append((training.batches.targets.shape[2], static.batches.targets.shape[2]))
+        assert static.batches.tensors().keys() == training.batches.tensors().keys()
         for tensor in static.batches.tensors().values():
             tensor.fill_(1)  # what an earlier, larger cohort has left
         _load(static, training)

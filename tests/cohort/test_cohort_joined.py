@@ -78,12 +78,13 @@ FITS = [fit_plainly, fit_weighted, fit_drawn, fit_head, fit_some]
 
 
 @pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("augment", ["flip,crop2", "flip,crop2,once"])
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimizer": "adam"}, {"own_classes": True}])
 def test_clients_of_two_runs_learn_in_one_stack_what_they_learn_in_their_own(
-    fit: Callable[[Cohort], Tensor], options: dict[str, Any]
+    fit: Callable[[Cohort], Tensor], augment: str, options: dict[str, Any]
 ) -> None:
     if fit is not fit_head:
-        options = options | {"augmentation": Augmentation.parse("flip,crop2")}
+        options = options | {"augmentation": Augmentation.parse(augment)}
     engine = Listening()
     engine.deaf = True
     apart = [parts(engine, run, **options) for run in (0, 1)]

@@ -57,6 +57,7 @@ def parted(cohort, monkeypatch, least=0, **settings):
     [
         {"batch_size": 0, "momentum": 0.9},
         {"batch_size": 0, "augmentation": Augmentation.parse("flip")},
+        {"batch_size": 0, "augmentation": Augmentation.parse("flip,once")},
         {"batch_size": 0, "optimizer": "adam", "own_classes": True},
         {"batch_size": 64, "momentum": 0.9},
     ],

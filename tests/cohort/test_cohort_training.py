@@ -1,6 +1,7 @@
 """Local training: what a step computes, and that it does not depend on who trains beside a client."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,6 +222,25 @@ def test_an_objective_reads_what_a_method_lays_beside_the_weights(mode):
     cohort.fit(pulled, train=["head.bias"], own=own, common=common)
     wanted = bias - 0.5 * (plain["head.bias"] + 2 * (bias - own["target"]) + 2 * (bias - common["target"]))
     assert torch.allclose(cohort.values["head.bias"], wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("batch_size", [0, 5])
+def test_what_is_augmented_once_is_in_all_steps_of_a_round_as_if_it_had_always_been_so(batch_size, mode):
+    options = {"mode": mode, "batch_size": batch_size, "local_epochs": 12, "lr": 0.05}
+    cohort = make_cohort(UNEQUAL, "mlp", augmentation=Augmentation.parse("rotate,once"), **options)
+    turns, turned = cohort.drawn("augment").draws["turns"], make_cohort(UNEQUAL, "mlp", **options)
+    images = turned.data.inputs.clone()
+    for row, client in enumerate(cohort.clients):
+        for place, at in enumerate(cohort.data.train.of(client).tolist()):
+            images[at] = images[at].rot90(int(turns[row, place]), (1, 2))
+    turned.data = replace(turned.data, inputs=images)
+    some = torch.arange(max(UNEQUAL)).expand(len(UNEQUAL), -1) % 3 > 0
+    for settings in ({}, {"train": ["head.bias"], "only": some, "purpose": "head"}):
+        assert torch.allclose(cohort.fit(**settings), turned.fit(**settings), atol=1e-10)
+    assert close(cohort.values, turned.values)
+    cohort.round = 2
+    assert not torch.equal(cohort.drawn("augment").draws["turns"], turns)
 
 
 @pytest.mark.parametrize("mode", ["stacked", "one-by-one"])

@@ -15,6 +15,7 @@ IMAGE = torch.tensor([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], dtype=torch.uint8)
     [
         ("flip,crop4", Augmentation(flip=True, crop=4)),
         (" crop12 , rotate ", Augmentation(crop=12, rotate=True)),
+        ("rotate,once", Augmentation(rotate=True, once=True)),
         ("none", Augmentation()),
         ("", Augmentation()),
     ],
@@ -33,6 +34,12 @@ def test_a_crop_beyond_the_image_is_refused() -> None:
 @pytest.mark.parametrize("text", ["flop", "crop", "crop0", "crop-1", "flip,none", "flip,,rotate", "flip;rotate"])
 def test_an_unknown_augmentation_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"is not known; allowed: none, or a list of flip, cropPIXELS"):
+        Augmentation.parse(text)
+
+
+@pytest.mark.parametrize("text", ["once", "once,once"])
+def test_once_says_how_often_and_not_what(text: str) -> None:
+    with pytest.raises(UserError, match=f"augment={text}: nothing is done, once or otherwise; allowed: none, or"):
         Augmentation.parse(text)
 
 

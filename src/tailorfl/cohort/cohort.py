@@ -179,7 +179,9 @@ class Cohort:
         if epochs is None and steps is None:
             epochs, steps = self.options.local_epochs, self.options.local_steps
         trained = tuple(self.network.parameters if train is None else train)
-        samples = replace(self.samples("train"), weights=weights, inputs=inputs)
+        augmentation = None if inputs is not None else self.augmentation
+        once = augmentation is not None and augmentation.once
+        samples = replace(self.drawn("augment") if once else self.samples("train"), weights=weights, inputs=inputs)
         if only is not None:
             samples = samples.subset(only)
         counts = samples.counts.tolist()
@@ -199,9 +201,9 @@ class Cohort:
                 epochs,
                 steps,
                 [(self.seed, purpose, self.round, client) for client in self.clients],
-                None if inputs is not None else self.augmentation,
+                None if once else augmentation,
             ).to(self.engine.device),
-            augmentation=None if inputs is not None else self.augmentation,
+            augmentation=augmentation,
             own=self._own(own),
             common=common or {},
         )

@@ -226,6 +226,7 @@ def _static_copy(training: Training) -> Training:
             counts=room(samples.counts, clients),
             weights=None if samples.weights is None else room(samples.weights, clients, longest),
             inputs=None if cached is None else room(cached, clients, longest),
+            draws={name: room(numbers, clients, longest) for name, numbers in samples.draws.items()},
         ),
         schedule=Schedule(
             room(training.schedule.positions, steps, clients, batch),

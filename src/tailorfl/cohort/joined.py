@@ -97,6 +97,7 @@ def _samples(parts: Sequence[Samples], order: Tensor, data: FederatedData) -> Sa
         counts=_laid([part.counts for part in parts], order),
         weights=None if first.weights is None else _laid([_there(part.weights) for part in parts], order),
         inputs=None if first.inputs is None else _laid([_there(part.inputs) for part in parts], order),
+        draws={name: _laid([part.draws[name] for part in parts], order) for name in first.draws},
     )
 
 

@@ -39,7 +39,9 @@ class Samples:
         if self.weights is not None:
             weight = valid * self.weights.to(dtype).expand(len(at), *self.weights.shape).gather(2, at)
         found = rows if self.inputs is None else at
-        return Batches(found, self.data.targets[rows], valid, weight, valid.sum(2).clamp(min=1), schedule.draws)
+        own = {name: numbers.expand(len(at), *numbers.shape).gather(2, at) for name, numbers in self.draws.items()}
+        draws = schedule.draws or own
+        return Batches(found, self.data.targets[rows], valid, weight, valid.sum(2).clamp(min=1), draws)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All samples in their own order, ``size`` of each client at a time."""

@@ -20,7 +20,7 @@ class Schedule:
     """Batches of a cohort, step by step. Positions count within a client's own samples; -1 is padding."""
 
     positions: Tensor  # int64 [steps, clients, batch]
-    draws: dict[str, Tensor]  # numbers for the augmentation, [steps, clients, batch]
+    draws: dict[str, Tensor]  # numbers for the augmentation, [steps, clients, batch]; empty where samples have theirs
     steps: Tensor  # int64 [clients], how many steps each client takes; never increasing along the cohort
     seeds: tuple[int, ...] = ()  # one for each client, for layers that draw numbers themselves (dropout)
     whole: bool = False  # every batch is all that a client has, in its own order: laid out once, for all steps

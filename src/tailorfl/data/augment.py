@@ -12,7 +12,7 @@ from tailorfl.data import windows
 from tailorfl.data.colour import change_colours
 from tailorfl.errors import UserError
 
-ALLOWED = "none, or a list of flip, cropPIXELS (crop4), rotate, colour, and where there are boxes expand, sample"
+ALLOWED = "none, or a list of flip, cropPIXELS (crop4), rotate, colour, where there are boxes expand, sample; and once"
 WITHOUT_BOXES = "flip, cropPIXELS, rotate, colour"
 WITH_BOXES = "flip, colour, expand, sample"
 # As single-shot detectors are trained.
@@ -36,18 +36,21 @@ class Augmentation:
     colour: bool = False  # other brightness, contrast, saturation and hue, each of every second image
     expand: bool = False  # every second image is put on a larger canvas
     sample: bool = False  # cut out a part that shows an object
+    once: bool = False  # a sample is changed in one way in all steps of a round, not anew in each
 
     @staticmethod
     def parse(text: str) -> "Augmentation":
         """From a list like ``flip,crop4``."""
         found: dict[str, int] = {}
-        whole = "flip|rotate|colour|expand|sample"
+        whole = "flip|rotate|colour|expand|sample|once"
         for word in (part.strip() for part in text.split(",")):
             match = re.fullmatch(rf"({whole})|crop([1-9]\d*)", word)
             if match:
                 found[match[1] or "crop"] = int(match[2] or 1)
             elif text.strip() not in ("", "none"):
                 raise UserError(f"augment={text}: {word!r} is not known; allowed: {ALLOWED}")
+        if list(found) == ["once"]:
+            raise UserError(f"augment={text}: nothing is done, once or otherwise; allowed: {ALLOWED}")
         return Augmentation(crop=found.pop("crop", 0), **dict.fromkeys(found, True))
 
     def __bool__(self) -> bool:
