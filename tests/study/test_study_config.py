@@ -8,6 +8,7 @@ from study_runs import small
 
 from tailorfl.errors import UserError
 from tailorfl.methods.fedavg import FedAvg
+from tailorfl.study.build import build
 from tailorfl.study.config import configure, read_config, read_settings
 
 
@@ -65,6 +66,8 @@ def test_all_problems_are_said_at_once() -> None:
         ("engine", "fast"),
         ("selection", "best"),
         ("precision", "float16"),
+        ("init", "xavier"),
+        ("head_init", "none"),
         ("batch_norm", "odd"),
         ("everyone_in", 1),
         ("everyone_in", [0]),
@@ -77,6 +80,16 @@ def test_all_problems_are_said_at_once() -> None:
 )
 def test_an_impossible_value_is_refused_with_its_key(key: str, value: object) -> None:
     assert refusal(**{key: value}).startswith(f"{key}={value}")
+
+
+@pytest.mark.parametrize(("settings", "biased"), [({}, False), ({"head_init": "default"}, True)])
+def test_all_begins_as_init_says_and_the_head_otherwise_where_that_is_said(
+    settings: dict[str, str], biased: bool
+) -> None:
+    network = build(configure("fedper", {"clients": 4, "network": "mlp", "init": "he", **settings})).network
+    initial = network.initial()
+    assert not initial[network.layers[0].parameters[-1]].any()
+    assert bool(initial[network.layers[-1].parameters[-1]].any()) == biased
 
 
 def test_a_target_needs_validation_data() -> None:

@@ -33,6 +33,7 @@ from tailorfl.federation.rounds import Federation, RoundLoop
 from tailorfl.federation.selection import NOBODY_LATE, Latecomers, expected, select
 from tailorfl.methods import Method
 from tailorfl.models import Network, build_module, networks
+from tailorfl.models.initialize import initialize
 from tailorfl.models.scaling import Kind, Scaling, Size
 from tailorfl.seeding import derive
 from tailorfl.study.config import Config, Experiment
@@ -260,6 +261,7 @@ def made(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(experiment.seed, "network"))
         module = build_module(name, input_shape, classes, **options)
+        initialize(module, experiment.init, experiment.head_init or experiment.init)
     if experiment.precision == "float64":
         module = module.double()
     return Network(module, name, device, mixed=experiment.precision == "mixed")

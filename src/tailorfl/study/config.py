@@ -14,6 +14,7 @@ from tailorfl.data import Group, PartitionOptions, SourceOptions
 from tailorfl.errors import UserError
 from tailorfl.federation.selection import Selection
 from tailorfl.methods import Method, find_method, methods
+from tailorfl.models.initialize import Start
 
 RESERVED = {"method", "seeds"}  # keys of a configuration and of a comparison that are no field of the experiment
 LARGEST_SEED = 2**63 - 1  # as tables of numbers have room for
@@ -26,7 +27,8 @@ class Experiment(PartitionOptions, SourceOptions):
         "digits", description="a source (tailor data list), or csv:, parquet:, folder:, voc:, coco:, file:, hf:"
     )
     augment: str = Field(
-        "none", description="of training images: flip, crop4, rotate, colour; with boxes flip, colour, expand, sample"
+        "none",
+        description="of training images: flip, crop4, rotate, colour; with boxes expand, sample; once a round",
     )
     pixels: Literal["standard", "unit"] = Field(
         "standard", description="standard: mean 0 and deviation 1 in each channel; unit: from 0 to 1"
@@ -34,6 +36,8 @@ class Experiment(PartitionOptions, SourceOptions):
     groups: tuple[Group, ...] = Field((), description="groups of clients with other image sizes, classes or sources")
     network: str = Field("auto", description="a network's name, or package.module:Class")
     network_options: dict[str, Any] = Field({}, description="options of the network, for example {hidden: [100]}")
+    init: Start = Field("default", description="how weights begin: default, glorot, he, orthogonal, uniform")
+    head_init: Start | None = Field(None, description="the same of the last layer; default: as init")
     base_classes: int | None = Field(None, ge=2, description="groups: classes at width 1; default: the most of a group")
     base_size: int = Field(8, ge=1, description="groups: pixels of a network's last feature map, by which it is deep")
     rounds: int = Field(30, ge=1, description="communication rounds")
