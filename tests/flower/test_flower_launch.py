@@ -421,13 +421,14 @@ def test_node_starts_again_when_it_is_killed_and_stops_on_sigterm(tmp_path: Path
             number for number in marked(mark) if b"flower-supernode" in Path(f"/proc/{number}/cmdline").read_bytes()
         ]
 
-    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    said = tmp_path / "said"
+    with said.open("w") as errors:
+        running = subprocess.Popen(command, cwd=tmp_path, stderr=errors)
     until(lambda: len(marked(mark)) >= 2)  # it, and its worker
     first = supernodes()
     os.kill(first[0], signal.SIGKILL)
-    until(lambda: bool(supernodes()) and supernodes() != first)
+    until(lambda: "the SuperNode ended (status -9); again in 2 s" in said.read_text())
+    until(lambda: bool(set(supernodes()) - set(first)))
     running.send_signal(signal.SIGTERM)
-    said = running.communicate(timeout=60)[1]
-    assert running.returncode == 0
-    assert "the SuperNode ended (status -9); again in 2 s" in said
+    assert running.wait(timeout=60) == 0
     assert marked(mark) == []
