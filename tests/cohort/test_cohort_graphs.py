@@ -125,9 +125,11 @@ def test_a_width_that_is_captured_after_a_run_that_filled_its_room():
 
 
 @needs_gpu
+@pytest.mark.parametrize("augment", ["none", "flip,crop2,once"])
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
-def test_full_batches_and_heads_on_cached_features_are_the_same_there(network):
-    options = {"shape": (3, 16, 16), "batch_size": 0, "local_epochs": 3, "lr": 0.05, "own_classes": True}
+def test_full_batches_and_heads_on_cached_features_are_the_same_there(network, augment):
+    options = {"shape": (3, 16, 16), "batch_size": 0, "local_epochs": 3, "lr": 0.05, "own_classes": True,
+               "augmentation": Augmentation.parse(augment) or None}  # fmt: skip
     cpu = make_cohort(UNEQUAL, network, "one-by-one", **options)
     gpu = on_gpu(make_cohort(UNEQUAL, network, "stacked", **options))
     for number in (1, 2):
@@ -136,6 +138,7 @@ def test_full_batches_and_heads_on_cached_features_are_the_same_there(network):
         for cohort in (cpu, gpu):
             features = cohort.features()
             cohort.head(features).fit(inputs=features, steps=7, batch_size=0, purpose="head")
+            cohort.fit(train=cohort.network.layers[-1].parameters, purpose="head alone")
     found = cpu.gradient()[0], {name: tensor.cpu() for name, tensor in gpu.gradient()[0].items()}
     assert close(*found, 1e-9)
     assert close(cpu.values, {name: tensor.cpu() for name, tensor in gpu.values.items()}, 1e-9)
