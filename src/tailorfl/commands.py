@@ -39,6 +39,10 @@ Together = Annotated[
     int,
     typer.Option("--together", min=1, help="So many runs at a time in one process, clients of all in one stack."),
 ]
+Reuse = Annotated[
+    list[Path] | None,
+    typer.Option("--reuse", help="Take finished runs with the same settings from below this folder; repeatable."),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was stopped or killed.")]
 
 
@@ -51,6 +55,7 @@ def compare(
     data_dir: DataDir = None,
     jobs: Jobs = 1,
     together: Together = 1,
+    reuse: Reuse = None,
     resume: Resume = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -70,7 +75,7 @@ def compare(
         raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
     lines, seeds = comparison.plan_comparison(names, read)
     folder = _folder(out_dir, resume, "comparison", f"compare-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together), quiet)
+    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together, reuse), quiet)
     if found := grid.measured():
         comparison.write_table([comparison.over_runs(list(runs.values())) for runs in found.values()], folder)
         paired = paired_table(comparison.write_statistics(grid))
@@ -99,6 +104,7 @@ def sweep(
     data_dir: DataDir = None,
     jobs: Jobs = 1,
     together: Together = 1,
+    reuse: Reuse = None,
     resume: Resume = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -118,7 +124,7 @@ def sweep(
         raise UserError("no method is named; allowed: tailor sweep METHOD key=a,b [key=value ...]")
     lines, seeds = sweeps.plan_sweep(str(name), sweeps.read_values(pairs), base)
     folder = _folder(out_dir, resume, "sweep", f"sweep-{name}-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together), quiet)
+    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together, reuse), quiet)
     if found := grid.measured():
         sweeps.write_statistics(grid)
         keys = sweeps.swept_keys(lines)
@@ -141,6 +147,7 @@ def reproduce(
     data_dir: DataDir = None,
     jobs: Jobs = 1,
     together: Together = 1,
+    reuse: Reuse = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped or killed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a study that is there.")] = False,
     quiet: Quiet = False,
@@ -158,15 +165,20 @@ def reproduce(
         return out.print(studies.studies_table())
     study, given = studies.find_study(name), read_settings(settings or [])
     if not isinstance(study, Recipe):
-        if resume or jobs > 1 or together > 1:
-            several = f"--jobs {jobs}" if jobs > 1 else f"--together {together}"
-            asked, instead = ("--resume", "--force to replace it") if resume else (several, "1")
-            raise UserError(f"{asked}: {name} is computed in one go; allowed: {instead}")
+        instead = {
+            "--resume": "--force to replace it" if resume else "",
+            "--reuse": "without it" if reuse else "",
+            f"--jobs {jobs}": "1" if jobs > 1 else "",
+            f"--together {together}": "1" if together > 1 else "",
+        }
+        for asked, allowed in instead.items():
+            if allowed:
+                raise UserError(f"{asked}: {name} is computed in one go; allowed: {allowed}")
         return _compute(name, study, given, out_dir, options, force, quiet)
     show_log(quiet)
     if resume and out_dir is None:
         raise UserError("--resume needs --out, the folder of the study")
-    way = way_of(data_dir, resume, force, loggers, jobs, together)
+    way = way_of(data_dir, resume, force, loggers, jobs, together, reuse)
     planned = plan(study, studies.resumed_options(study, given, out_dir) if resume and out_dir else given)
     if options:
         return _show_cells(planned)
@@ -259,16 +271,28 @@ def gather(
 
 
 def way_of(
-    data_dir: Path | None, resume: bool, force: bool, loggers: Sequence[str] | None, jobs: int = 1, together: int = 1
+    data_dir: Path | None,
+    resume: bool,
+    force: bool,
+    loggers: Sequence[str] | None,
+    jobs: int = 1,
+    together: int = 1,
+    reuse: Sequence[Path] | None = None,
 ) -> "Way":
     from tailorfl.study.cells import Way
     from tailorfl.study.loggers import find_logger
 
     if resume and force:
         raise UserError("--resume goes on with what is there, --force replaces it; allowed: one of the two")
+    if reuse and force:
+        raise UserError("--reuse takes runs over where none are, --force replaces those; allowed: one of the two")
+    if reuse:
+        from tailorfl.study.reuse import check_places
+
+        check_places(reuse)
     for name in loggers or ():
         find_logger(name)(Path())  # refused before anything runs
-    return Way(data_dir, resume, force, jobs, together, tuple(loggers or ()))
+    return Way(data_dir, resume, force, jobs, together, tuple(loggers or ()), tuple(reuse or ()))
 
 
 def again(way: "Way") -> str:

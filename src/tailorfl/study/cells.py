@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,7 @@ class Way:
     jobs: int = 1  # side by side
     together: int = 1  # in each of them at a time
     loggers: tuple[str, ...] = ()
+    reuse: tuple[Path, ...] = ()  # below which finished runs are looked for
 
 
 Result = dict[str, Any] | Failure  # a summary, or why there is none
@@ -79,9 +81,13 @@ def run_cells(
 
     once = cache(replace) if replace else None
 
+    if way.reuse:
+        from tailorfl.study.reuse import take_over
+
+        take_over(cells, way.reuse)
     kept = finished(cells, way)
     for cell in kept:
-        result = execute(cell, way)
+        result = execute(cell, changed(way, resume=True))
         assert result is not None
         end(cell, result)
     batches = in_batches([cell for cell in cells if cell not in kept], way.together)
@@ -93,8 +99,8 @@ def run_cells(
 
 
 def finished(cells: Sequence[Cell], way: Way) -> list[Cell]:
-    """Those that a study which goes on takes as they are."""
-    return [cell for cell in cells if way.resume and (cell.folder / SUMMARY).is_file()]
+    """Those that are taken as they are: of a study that goes on, or from elsewhere."""
+    return [cell for cell in cells if (way.resume or way.reuse) and (cell.folder / SUMMARY).is_file()]
 
 
 def in_batches(cells: Sequence[Cell], together: int) -> list[Batch]:
