@@ -110,6 +110,26 @@ def test_plots_are_drawn_when_they_come_into_view(browser: Any, comparison: Path
     until(lambda: browser.execute_script(f"return {last}.querySelector('.main-svg')"), "the last is drawn")
 
 
+def test_twenty_entries_are_told_apart_as_dots_as_lines_and_as_bars(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    for look in ("sign", "stroke", "hatch"):
+        script = f"return Array.from({{ length: 20 }}, (_, place) => style(place).colour + style(place).{look})"
+        assert len(set(browser.execute_script(script))) == 20
+
+
+def test_a_dot_of_several_clients_is_larger_and_says_how_many(browser: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=2, clients=2)
+    rows = (run / "clients.csv").read_text().splitlines()
+    (run / "clients.csv").write_text("\n".join([*rows, rows[1].replace("c0", "c2"), rows[1].replace("c0", "c3"), ""]))
+    write_page(read_results([run]), tmp_path / "report.html")
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    draw_all(browser)
+    trace = "document.querySelector('#plot-personalization .canvas').data[0]"
+    assert browser.execute_script(f"return {trace}.text") == ["3 clients", "c1"]
+    large, small = browser.execute_script(f"return {trace}.marker.size")
+    assert large == pytest.approx(small * 3**0.5)
+
+
 def test_a_click_on_a_head_sorts_and_another_turns_the_order(browser: Any, comparison: Path) -> None:
     open_page(browser, comparison.as_uri())
     assert column(browser, "summary") == ["ditto", "fedavg", "fedper"]

@@ -1,5 +1,6 @@
 """Pictures for papers: every plot as PNG and SVG, the same bytes each time, names as they are."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,8 +9,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 from hand_runs import client, line, make_run, together
 
-from tailorfl.report.figures import write_figure, write_figures
-from tailorfl.report.marks import Axis, Bars, HeatMap, Line, Mark, Plot
+from tailorfl.report.figures import style_of, write_figure, write_figures
+from tailorfl.report.marks import Axis, Bars, HeatMap, Line, Mark, Plot, Points
 from tailorfl.report.plots import plots_of
 from tailorfl.report.results import Results
 
@@ -92,6 +93,24 @@ def test_long_names_and_many_of_them_are_all_in_the_legend(tmp_path: Path) -> No
     names = [f"fedavg, network_options={{hidden: [{number}, {'64, ' * 30}64]}}" for number in range(12)]
     found = picture(tmp_path, *(Line(name, place, [1, 2], [0, 1]) for place, name in enumerate(names)))
     assert all(" ".join(name.split()) in found for name in names)
+
+
+def test_twenty_entries_are_told_apart_as_dots_as_lines_and_as_bars() -> None:
+    styles = [style_of(place) for place in range(20)]
+    assert len({(one.colour, one.sign) for one in styles}) == 20
+    assert len({(one.colour, one.stroke) for one in styles}) == 20
+    assert len({(one.colour, one.hatch) for one in styles}) == 20
+
+
+def test_a_dot_of_many_clients_is_larger_than_that_of_one(tmp_path: Path) -> None:
+    def extent(many: tuple[int, ...]) -> float:
+        """Of the largest sign."""
+        plot = Plot("dots", "", "", Axis("x", 0, 1), Axis("y", 0, 1), (Points("a", 0, [0.5], [0.5], ("c",), many),))
+        [svg] = write_figure(plot, tmp_path, ("svg",))
+        [sign] = re.findall(r'<path id="[^"]+" d="(M[^"]*C[^"]*)"', svg.read_text())
+        return max(map(float, re.findall(r"-?[0-9.]+", sign)))
+
+    assert extent((9,)) == pytest.approx(3 * extent((1,)), rel=0.01)
 
 
 def test_gaps_and_missing_values_are_left_out(tmp_path: Path) -> None:

@@ -128,6 +128,17 @@ def test_before_and_after_are_of_the_same_client_and_only_where_something_is_per
     assert plot.legend  # else nobody knew which of the two it is
 
 
+def test_clients_at_the_same_place_are_one_point_that_tells_how_many_small_ones_on_top(tmp_path: Path) -> None:
+    served = [client("a", 0.9, 0.5), *(client(name, 0.7, 0.6) for name in ("b", "c", "d")), client("e", 0.8, 0.5)]
+    [cloud] = plots(together(("x", [make_run(tmp_path / "x", served=served)])))["personalization"].marks
+    assert isinstance(cloud, Points)
+    assert list(zip(cloud.text, cloud.x, cloud.y, cloud.many, strict=True)) == [
+        ("3 clients", 60, 70, 3),
+        ("a", 50, 90, 1),
+        ("e", 50, 80, 1),
+    ]
+
+
 def test_a_method_without_a_global_model_is_set_against_fedavg_on_the_same_clients_and_seed(tmp_path: Path) -> None:
     def run(name: str, method: str, seed: int, served: list[dict[str, Any]]) -> Path:
         return make_run(tmp_path / name, method, served=served, seed=seed)

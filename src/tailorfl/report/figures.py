@@ -1,6 +1,7 @@
 """Every plot as a picture for a paper: PNG and SVG, in one style."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -16,12 +17,15 @@ FORMATS = ("png", "svg")
 SIZE = (4.6, 3.2)  # inches; a column of a paper
 PURPOSE = "drawing figures"
 MANY = 4  # lines; with more, bands would hide them
+DOT, LARGEST_DOT = 14, 140  # square points, of one client and of many at the same place
 LONGEST_LINE = 72  # letters of a legend that are as wide as a figure
 
-# Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes and signs.
+# Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes, signs and hatches:
+# there are as many signs as colours, so they move on by one in each turn, and are open in every second.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 STROKES = ("-", "--", ":", "-.")
 SIGNS = ("o", "s", "D", "^", "P", "X", "*")
+HATCHES = ("", "////", "....", "xxxx")  # of bars
 
 STYLE = {
     "font.size": 9,
@@ -38,6 +42,7 @@ STYLE = {
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.4,
     "lines.markersize": 3.5,
+    "hatch.linewidth": 0.6,
     "svg.fonttype": "none",  # text stays text, to be found and edited
     "svg.hashsalt": "tailorfl",  # the same plot is the same file
     "text.parse_math": False,  # names of clients and files are no formulas
@@ -67,14 +72,12 @@ def write_figure(plot: Plot, folder: Path, formats: Sequence[str] = FORMATS) -> 
 
 def _draw(figure: Any, axes: Any, plot: Plot) -> None:
     axes.set(xlabel=plot.x.label, ylabel=plot.y.label)
+    most = max((many for mark in plot.marks if isinstance(mark, Points) for many in mark.many), default=1)
     for mark in plot.marks:
         if isinstance(mark, Line):
             _line(axes, mark, bands=len(plot.marks) <= MANY)
         elif isinstance(mark, Points):
-            colour, _, sign = _style(mark.style)
-            axes.scatter(
-                mark.x, mark.y, s=14, color=colour, marker=sign, alpha=0.75, label=_key(mark.name), linewidths=0
-            )
+            _points(axes, mark, most)
         elif isinstance(mark, HeatMap):
             _heat(figure, axes, mark)
     _bars(axes, [mark for mark in plot.marks if isinstance(mark, Bars)], plot.stacked)
@@ -100,23 +103,49 @@ def _key(name: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _style(place: int) -> tuple[str, str, str]:
+@dataclass(frozen=True)
+class Style:
+    """How an entry looks in all plots, by its place among them."""
+
+    colour: str
+    stroke: str
+    hatch: str
+    sign: str
+    open: bool  # the sign is not filled
+
+
+def style_of(place: int) -> Style:
     colours = len(COLOURS)
-    return COLOURS[place % colours], STROKES[place // colours % len(STROKES)], SIGNS[place % len(SIGNS)]
+    turn = place // colours
+    sign = SIGNS[(place + turn) % len(SIGNS)]
+    return Style(
+        COLOURS[place % colours], STROKES[turn % len(STROKES)], HATCHES[turn % len(HATCHES)], sign, turn % 2 > 0
+    )
 
 
 def _line(axes: Any, line: Line, bands: bool) -> None:
-    colour, stroke, sign = _style(line.style)
+    style = style_of(line.style)
     there = [place for place, value in enumerate(line.y) if value is not None]
     x, y = [line.x[place] for place in there], [line.y[place] for place in there]
-    dots = {"marker": sign} if line.dots and len(x) <= 30 else {}
-    axes.plot(x, y, stroke, color=colour, label=_key(line.name), **dots)
+    dots = {"marker": style.sign} if line.dots and len(x) <= 30 else {}
+    face = {"markerfacecolor": "white"} if style.open else {}
+    axes.plot(x, y, style.stroke, color=style.colour, label=_key(line.name), **dots, **face)
     for number, band in enumerate(line.bands if bands else ()):
         both = [k for k in there if band.low[k] is not None and band.high[k] is not None]
         low, high = ([side[k] for k in both] for side in (band.low, band.high))
         axes.fill_between(
-            [line.x[k] for k in both], low, high, color=colour, alpha=0.28 if number else 0.13, linewidth=0
+            [line.x[k] for k in both], low, high, color=style.colour, alpha=0.28 if number else 0.13, linewidth=0
         )
+
+
+def _points(axes: Any, points: Points, most: int) -> None:
+    """The area of each tells how many it is of; the largest are so many."""
+    style = style_of(points.style)
+    sizes = [max(DOT / 2, min(DOT, LARGEST_DOT / most) * many) for many in points.many]
+    face = "none" if style.open else (style.colour, 0.4 if most > 1 else 0.75)
+    edge = 0.7 if most > 1 or style.open else 0  # large ones of several entries lie on each other
+    look = {"marker": style.sign, "facecolors": face, "edgecolors": style.colour, "linewidths": edge}
+    axes.scatter(points.x, points.y, s=sizes, label=_key(points.name), **look)
 
 
 def _bars(axes: Any, bars: Sequence[Bars], stacked: bool) -> None:
@@ -128,7 +157,9 @@ def _bars(axes: Any, bars: Sequence[Bars], stacked: bool) -> None:
         values = [value or 0.0 for value in one.y]
         shift = 0.0 if stacked else (number - (len(bars) - 1) / 2) * width
         places = [place + shift for place in range(len(labels))]
-        axes.bar(places, values, width, bottom=below, color=_style(one.style)[0], label=_key(one.name))
+        style = style_of(one.style)
+        look = {"color": style.colour, "hatch": style.hatch, "edgecolor": "white", "linewidth": 0}
+        axes.bar(places, values, width, bottom=below, label=_key(one.name), **look)
         below = [total + value for total, value in zip(below, values, strict=True)] if stacked else below
     _names(axes.set_xticks, labels)
     axes.grid(visible=False, axis="x")

@@ -48,13 +48,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Points:
-    """A cloud of points, each with a name."""
+    """A cloud of points, each with a name, and of how many it is one."""
 
     name: str
     style: int
     x: list[float]
     y: list[float]
     text: tuple[str, ...]
+    many: tuple[int, ...]  # what lies at the same place is one point, the larger the more
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from tailorfl.study.tables import UNITS, largest_unit
 MOST_DOTS = 1500  # points of a scatter plot, all methods together
 MOST_DETAILS = 4  # entries of one method that are shown from inside
 LONGEST_KEY = 60  # letters of a label in a plot's key, which names a file
+A_DOT = "A dot a client, a larger one for several at the same place"
 BASELINES = ("fedavg", "local")  # the first that is there is what others are set against
 
 
@@ -202,7 +203,7 @@ class Drawing:
             ]
             if any(before != after for before, after, _ in pairs):  # else nothing is personalized
                 clouds.append(self._cloud(entry, pairs))
-        about = "A dot a client: above the line are those whom their own model serves better than the global one."
+        about = f"{A_DOT}: above the line are those whom their own model serves better than the global one."
         axes = Axis("accuracy, global model, %"), Axis("accuracy, own model, %")
         return Plot(
             "personalization", "Before against after personalization", about, *axes, tuple(clouds), diagonal=True
@@ -218,14 +219,20 @@ class Drawing:
                 pairs = [pair for run in entry.runs for pair in _paired(run, base.runs)]
                 clouds += [self._cloud(entry, pairs)] if pairs else []
         name = base.label if base else ""
-        about = f"A dot a client: above the line are those who are served better than by {name}."
+        about = f"{A_DOT}: above the line are those who are served better than by {name}."
         axes = Axis(f"accuracy with {short(name)}, %"), Axis("accuracy, %")
         return Plot("baseline", f"Each client against {name}", about, *axes, tuple(clouds), diagonal=True)
 
     def _cloud(self, entry: Entry, pairs: Sequence[tuple[float, float, str]]) -> Points:
-        chosen = [pairs[place] for place in thinned(range(len(pairs)), MOST_DOTS // len(self.entries))]
-        before, after = ([self.scale.unit * pair[side] for pair in chosen] for side in (0, 1))
-        return Points(entry.label, self.style(entry), before, after, tuple(pair[2] for pair in chosen))
+        there: dict[tuple[float, float], list[str]] = {}
+        for before, after, name in pairs:
+            there.setdefault((before, after), []).append(name)
+        places = sorted(there, key=lambda place: -len(there[place]))  # small ones on top of large ones
+        chosen = thinned(places, MOST_DOTS // len(self.entries))
+        x, y = ([self.scale.unit * place[side] for place in chosen] for side in (0, 1))
+        names = [there[place] for place in chosen]
+        text = tuple(own[0] if len(own) == 1 else f"{len(own)} clients" for own in names)
+        return Points(entry.label, self.style(entry), x, y, text, tuple(map(len, names)))
 
     def heat_map(self) -> Plot:
         known = [(entry, run) for entry in self.entries for run in entry.runs if run.classes]

@@ -1,11 +1,14 @@
 // The page of results: tables, plots and settings, from the data in it or from a server.
 
-// Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes and signs.
+// Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes, signs and hatches:
+// there are as many signs as colours, so they move on by one in each turn, and are open in every second.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
 const STROKES = ["solid", "dash", "dot", "dashdot"];
 const SIGNS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star"];
+const HATCHES = ["", "/", ".", "x"]; // of bars
 const MANY = 4; // lines; with more, bands are hidden until they are asked for
 const FEW = 60; // points; with more, a line has no dots
+const DOT = 7, LARGEST_DOT = 26; // pixels, of one client and of many at the same place
 // Named one by one: the library's own choice has a button that sends a chart to a server.
 const BUTTONS = [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const PAPER = { width: 315, height: 240, autosize: false }; // two plots beside each other on A4 or letter, less their legends
@@ -15,11 +18,13 @@ const LETTER = 6.6; // a letter's width, about
 let paper = false; // whether it is being printed
 const cards = new Map(); // by plot: its element, its data, whether it is drawn
 
-const style = (place) => ({
-  colour: COLOURS[place % COLOURS.length],
-  stroke: STROKES[Math.floor(place / COLOURS.length) % STROKES.length],
-  sign: SIGNS[place % SIGNS.length],
-});
+function style(place) {
+  const turn = Math.floor(place / COLOURS.length);
+  return {
+    colour: COLOURS[place % COLOURS.length], stroke: STROKES[turn % STROKES.length], hatch: HATCHES[turn % HATCHES.length],
+    sign: SIGNS[(place + turn) % SIGNS.length] + (turn % 2 ? "-open" : ""),
+  };
+}
 
 function alpha(colour, share) {
   return colour + Math.round(255 * share).toString(16).padStart(2, "0");
@@ -48,18 +53,25 @@ function lines(mark, plot, bands) {
   }];
 }
 
-function points(mark) {
-  const { colour, sign } = style(mark.style);
+function points(mark, plot) {
+  const { colour, sign } = style(mark.style), open = sign.endsWith("-open");
+  const most = Math.max(...plot.marks.flatMap((one) => one.many));
+  const one = Math.min(DOT, LARGEST_DOT / Math.sqrt(most)); // its area tells how many
   return [{
     type: "scatter", mode: "markers", name: mark.name, x: mark.x, y: mark.y, text: mark.text,
-    marker: { color: alpha(colour, 0.75), symbol: sign, size: 7 },
+    marker: {
+      color: open ? colour : alpha(colour, most > 1 ? 0.4 : 0.75), symbol: sign, opacity: 1,
+      line: { color: colour, width: most > 1 || open ? 1 : 0 }, // large ones of several entries lie on each other
+      size: mark.many.map((many) => Math.max(4, one * Math.sqrt(many))),
+    },
     hovertemplate: `%{text}<br>%{x:.4~g} → %{y:.4~g}<extra>${safe(mark.name)}</extra>`,
   }];
 }
 
 function bars(mark) {
-  const { colour } = style(mark.style);
-  return [{ type: "bar", name: mark.name, x: mark.labels, y: mark.y, marker: { color: colour }, hovertemplate: `%{y:.4~g}` }];
+  const { colour, hatch } = style(mark.style);
+  const marker = { color: colour, pattern: { shape: hatch, size: 6, solidity: 0.4, fgcolor: "#ffffff", fillmode: "overlay" } };
+  return [{ type: "bar", name: mark.name, x: mark.labels, y: mark.y, marker, hovertemplate: `%{y:.4~g}` }];
 }
 
 function heat(mark, plot) {
