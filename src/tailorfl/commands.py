@@ -75,7 +75,9 @@ def compare(
         raise UserError("no method is named; allowed: tailor compare METHOD METHOD ... [key=value ...]")
     lines, seeds = comparison.plan_comparison(names, read)
     folder = _folder(out_dir, resume, "comparison", f"compare-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together, reuse), quiet)
+    way = way_of(data_dir, resume, force, loggers, jobs, together, reuse)
+    asked = {"methods": names, "settings": read}
+    grid = _measured(lines, seeds, asked, folder, way, quiet)
     if found := grid.measured():
         comparison.write_table([comparison.over_runs(list(runs.values())) for runs in found.values()], folder)
         paired = paired_table(comparison.write_statistics(grid))
@@ -122,9 +124,12 @@ def sweep(
     name = method or base.get("method")
     if not name:
         raise UserError("no method is named; allowed: tailor sweep METHOD key=a,b [key=value ...]")
-    lines, seeds = sweeps.plan_sweep(str(name), sweeps.read_values(pairs), base)
+    values = sweeps.read_values(pairs)
+    lines, seeds = sweeps.plan_sweep(str(name), values, base)
     folder = _folder(out_dir, resume, "sweep", f"sweep-{name}-{lines[0].config.experiment.data}", seeds)
-    grid = _measured(lines, seeds, folder, way_of(data_dir, resume, force, loggers, jobs, together, reuse), quiet)
+    way = way_of(data_dir, resume, force, loggers, jobs, together, reuse)
+    asked = {"method": str(name), "values": values, "settings": base}
+    grid = _measured(lines, seeds, asked, folder, way, quiet)
     if found := grid.measured():
         sweeps.write_statistics(grid)
         keys = sweeps.swept_keys(lines)
@@ -307,14 +312,16 @@ def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Seq
     return out_dir or fresh(f"{name}-seed{seeds[0]}" if len(seeds) == 1 else name)
 
 
-def _measured(lines: "Sequence[Line]", seeds: tuple[int, ...], folder: Path, way: "Way", quiet: bool) -> "Grid":
+def _measured(
+    lines: "Sequence[Line]", seeds: tuple[int, ...], asked: dict[str, Any], folder: Path, way: "Way", quiet: bool
+) -> "Grid":
     """Run all of a grid; if it is stopped, say how to go on."""
     from tailorfl.data.occupied import occupied
     from tailorfl.study.folder import check_writable
     from tailorfl.study.grid import Grid
     from tailorfl.study.progress import StopOnInterrupt
 
-    grid = Grid(folder, lines, seeds)
+    grid = Grid(folder, lines, seeds, asked=asked)
     check_writable(folder)
     with occupied(folder), StopOnInterrupt(err) as stop:
         grid.check(way)

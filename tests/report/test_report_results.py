@@ -338,7 +338,7 @@ def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path) -> None:
     make_run(tmp_path / "a/fedavg")
     make_run(tmp_path / "a/local", "local")
     results = read_results([tmp_path / "a/local", tmp_path / "a", tmp_path / "a/local"])
-    assert (results.kind, results.title, results.folder) == ("several", "Results", None)
+    assert (results.kind, results.title, results.folder) == ("several", "local, fedavg on digits", None)
     assert [entry.label for entry in results.entries] == ["local", "fedavg"]
 
 

@@ -236,6 +236,21 @@ def test_folders_say_what_they_hold(root: Path, client: TestClient) -> None:
     assert cells(client.get("/runs.json"), "cmp", "folders")["what"] == ""
 
 
+def test_a_comparison_of_which_one_run_has_begun_is_listed_as_what_was_asked_for(
+    root: Path, client: TestClient
+) -> None:
+    write_run(root / "killed/fedavg/seed-0", finished=False)
+    (root / "killed/asked.yaml").write_text("methods: [fedavg, fedper, local]\nsettings: {}\n")
+    said = cells(client.get("/runs.json"), "killed", "folders")
+    assert list(said.values()) == ["killed", "comparison", "fedavg, fedper, local", "digits", "1", ""]
+    answer = client.get("/data.json?run=killed")
+    assert answer.json()["missing"] == ["fedper, local (seed 0): not begun"]
+    (root / "killed/fedper/seed-0").mkdir(parents=True)
+    (root / "killed/fedper/seed-0/error.txt").write_text("it has no head")
+    again = client.get("/data.json?run=killed", headers={"If-None-Match": answer.headers["ETag"]})
+    assert again.json()["missing"] == ["fedper (seed 0): it has no head", "local (seed 0): not begun"]
+
+
 def test_a_folder_without_a_table_says_what_its_runs_are(root: Path, client: TestClient) -> None:
     said = cells(client.get("/runs.json"), "cmp", "folders")
     assert [said[key] for key in ("what", "methods", "data")] == ["", "fedavg, fedper", "digits"]

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import UserError
+from tailorfl.report.page import page_data
 from tailorfl.report.results import Results, read_results
 from tailorfl.report.settings import common_settings, repeats, untold
 from tailorfl.report.tables import tables_of
@@ -37,7 +38,7 @@ def write_configs(folder: Path, lines: Sequence[Line], seeds: Sequence[int]) -> 
     for line in lines:
         for seed in seeds:
             config = {**line.config.flat(), "seed": seed}
-            write_config(folder / line.name / (f"seed-{seed}" if len(seeds) > 1 else ""), config)
+            write_config(folder / line.name / f"seed-{seed}", config)
             written.append(config)
     return written
 
@@ -144,6 +145,79 @@ def test_the_command_of_a_sweep_gives_all_its_configurations_again(tmp_path: Pat
     words = the_command(read_results([tmp_path]))
     assert words[:2] == ["sweep", method]
     assert in_order(repeated(words)) == in_order(written)
+
+
+def test_the_command_of_a_sweep_names_what_was_tried_and_not_what_follows_from_it(tmp_path: Path) -> None:
+    lines, seeds = plan_sweep("ppfe", {"stages": [1, 2], "lr": [0.003, 0.01], "rounds": [8]}, {})
+    assert lines[0].config.flat()["stage_rounds"] != lines[-1].config.flat()["stage_rounds"]
+    write_configs(tmp_path, lines, seeds)
+    (tmp_path / "results.csv").write_text("method,stages,lr,seed\nppfe,1,0.003,0\n")
+    results = read_results([tmp_path])
+    assert " ".join(the_command(results)) == "sweep ppfe stages=1,2 lr=0.003,0.01 rounds=8"
+    assert results.labels == ("stages=1, lr=0.003", "stages=1, lr=0.01", "stages=2, lr=0.003", "stages=2, lr=0.01")
+
+
+def write_asked(folder: Path, **asked: Any) -> None:
+    (folder / "asked.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+
+
+def test_the_command_is_as_it_was_asked_for_also_where_a_method_has_no_run(tmp_path: Path) -> None:
+    defaults = configure("fedavg", {}).experiment.model_dump(mode="json")  # as a file of all settings has them
+    settings = {**defaults, "method": "fedavg", "clients": 5, "personal_layers": 2, "seeds": 2}
+    del settings["seed"]
+    lines, seeds = plan_comparison(["fedavg", "fedper"], settings)
+    write_configs(tmp_path, lines[:1], seeds)
+    write_asked(tmp_path, methods=["fedavg", "fedper"], settings=settings)
+    assert (
+        " ".join(the_command(read_results([tmp_path]))) == "compare fedavg fedper clients=5 personal_layers=2 seeds=2"
+    )
+
+
+def test_the_command_of_a_sweep_is_as_it_was_asked_for_also_where_a_setting_has_no_run(tmp_path: Path) -> None:
+    values = {"everyone_in": [[1], [1, 2]], "lr": [0.1, 0.2], "clients": [7], "seeds": [0, 3]}
+    lines, seeds = plan_sweep("fedavg", values, {"batch_size": 5})
+    write_configs(tmp_path, lines[:3], seeds)
+    write_asked(tmp_path, method="fedavg", values=values, settings={"batch_size": 5})
+    words = the_command(read_results([tmp_path]))
+    assert words == [
+        "sweep",
+        "fedavg",
+        "everyone_in=[1],[1, 2]",
+        "lr=0.1,0.2",
+        "clients=7",
+        "seeds=0,3",
+        "batch_size=5",
+    ]
+    assert [one["lr"] for one in repeated(words)] == [0.1, 0.1, 0.2, 0.2] * 2
+
+
+def test_a_run_that_was_not_asked_for_has_a_command_of_its_own(tmp_path: Path) -> None:
+    lines, _ = plan_comparison(["fedavg", "fedper"], {})
+    write_configs(tmp_path, lines, (0, 1))
+    write_config(tmp_path / "mine", configure("local", {"lr": 0.25}).flat())
+    write_config(tmp_path / "fedper/seed-1", configure("fedper", {"lr": 0.5, "seed": 1}).flat())
+    write_asked(tmp_path, methods=["fedavg", "fedper"], settings={"seeds": 2})
+    found = {one.label: one.command for one in repeats(read_results([tmp_path]))}
+    assert len(found) == 4
+    assert found["fedavg"] == found["fedper, lr=0.01"] == "tailor compare fedavg fedper seeds=2"
+    assert found["fedper, lr=0.5"] == "tailor run fedper lr=0.5 seed=1"
+    assert found["local"] == "tailor run local lr=0.25"
+
+
+ODD = (None, "words", -1, True, [], {}, ["a"], [None], {"a": "b"}, {"a": ["b"]}, {1: [2]}, [[]])
+
+
+def test_what_was_asked_for_and_makes_no_sense_gives_a_page_all_the_same(tmp_path: Path) -> None:
+    lines, _ = plan_sweep("fedavg", {"lr": [0.1, 0.2]}, {})
+    write_configs(tmp_path, lines, (0, 1))
+    sound = {"values": {"lr": [0.1, 0.2]}, "settings": {"seeds": 2}}
+    for whole in ({"method": "fedavg", **sound}, {"methods": ["fedavg"], **sound}):
+        for key in whole:
+            for odd in ODD:
+                write_asked(tmp_path, **{**whole, key: odd})
+                assert page_data(read_results([tmp_path]))["repeats"]
+    (tmp_path / "asked.yaml").write_text("{")
+    assert page_data(read_results([tmp_path]))["missing"] == []
 
 
 def test_what_no_single_command_makes_has_a_command_each(tmp_path: Path) -> None:

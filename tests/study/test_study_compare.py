@@ -501,6 +501,39 @@ def test_a_method_that_fails_is_named_at_the_end_and_the_others_are_compared(
     assert clients(tmp_path / "out/fedavg/seed-0") == clients(tmp_path / "out/broken_method.Broken/seed-0")
 
 
+def test_a_method_that_is_refused_is_on_the_page_with_the_reason_and_in_the_command_that_repeats_it(
+    study: Tailor, tmp_path: Path
+) -> None:
+    deep = (*pairs(rounds=2), "personal_depths=[0,9]", "-q", "--no-page", "--out", "out")
+    status, _, err = study("compare", "ppfe", "fedavg", *deep)
+    assert status == 1
+    page = page_data(read_results([tmp_path / "out"]))
+    assert page["missing"] == [err.splitlines()[-1].removeprefix("not measured: ")]
+    assert page["missing"][0].startswith("ppfe (seed 0): ")
+    assert {one["command"].partition(" clients=")[0] for one in page["repeats"]} == {"tailor compare ppfe fedavg"}
+    assert study("compare", "ppfe", "fedavg", *deep, "--resume")[0] == 1
+    assert page_data(read_results([tmp_path / "out"]))["missing"] == page["missing"]
+    quick = (*pairs(rounds=1), "-q", "--no-page", "--out", "out")
+    assert study("compare", "local", "fedavg", *quick, "--force")[0] == 0
+    assert page_data(read_results([tmp_path / "out"]))["missing"] == []
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["fedavg", "local"]
+
+
+def test_what_a_comparison_has_not_begun_is_on_the_page_till_it_has(tmp_path: Path) -> None:
+    asked = {"methods": ["fedavg", "local"], "settings": {**SMALL, "rounds": 1, "seeds": 2}}
+
+    def grid() -> Grid:
+        return Grid(tmp_path, *plan_comparison(asked["methods"], asked["settings"]), asked=asked)
+
+    calls = iter([False, False, True])
+    grid().run(Way(), Console(quiet=True), lambda: next(calls, True))
+    page = page_data(read_results([tmp_path]))
+    assert page["missing"] == ["fedavg, local (seed 1): not begun"]
+    assert page["title"] == "fedavg, local on digits"
+    grid().run(Way(resume=True), Console(quiet=True), bool)
+    assert page_data(read_results([tmp_path]))["missing"] == []
+
+
 def test_tables_of_other_results_are_not_overwritten(study: Tailor, tmp_path: Path) -> None:
     assert study("compare", "fedavg", "local", *QUICK, "--no-page", "--out", "out")[0] == 0
     recipe = ("ppfe/table1", "column=cifar10-s2", "methods=local", "seeds=1", "augment=none", "network=mlp", *pairs())

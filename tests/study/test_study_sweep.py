@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from study_runs import SMALL, Tailor, identical, pairs
 
 from tailorfl.errors import UserError
+from tailorfl.report.page import page_data
+from tailorfl.report.results import read_results
 from tailorfl.study.config import shown
 from tailorfl.study.grid import Grid
 from tailorfl.study.panels import draw_line
@@ -269,6 +271,18 @@ def test_settings_that_cannot_run_are_named_and_the_others_are_measured(
     assert study(*arguments, "alone")[0] == 1
     for name in ("clients_per_round=2/seed-0", "clients_per_round=3/seed-0"):
         assert identical(tmp_path / "out" / name, tmp_path / "alone" / name)
+
+
+def test_a_sweep_over_a_key_that_sets_another_has_names_and_a_command_as_they_were_typed(
+    study: Tailor, tmp_path: Path
+) -> None:
+    typed = ("stages=1,2", "lr=0.01,0.1", *pairs(rounds=2))
+    assert study("sweep", "ppfe", *typed, "-q", "--no-page", "--out", "out")[0] == 0
+    page = page_data(read_results([tmp_path / "out"]))
+    labels = ["stages=1, lr=0.01", "stages=1, lr=0.1", "stages=2, lr=0.01", "stages=2, lr=0.1"]
+    assert [one["label"] for one in page["repeats"]] == labels
+    [command] = {one["command"] for one in page["repeats"]}
+    assert command.startswith("tailor sweep ppfe stages=1,2 lr=0.01,0.1 ")
 
 
 def test_shown_values_are_those_that_yaml_reads() -> None:

@@ -20,8 +20,8 @@ MANY = 4  # lines; with more, bands would hide them
 DOT, LARGEST_DOT = 14, 140  # square points, of one client and of many at the same place
 LONGEST_LINE = 72  # letters of a legend that are as wide as a figure
 
-# Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes, signs and hatches:
-# there are as many signs as colours, so they move on by one in each turn, and are open in every second.
+# Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes and hatches.
+# There are as many signs as colours, so they move on by one in each turn, and are open in every second.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 STROKES = ("-", "--", ":", "-.")
 SIGNS = ("o", "s", "D", "^", "P", "X", "*")

@@ -10,13 +10,13 @@ from typing import Any
 
 from tailorfl.data.occupied import is_occupied
 from tailorfl.errors import UserError
-from tailorfl.report.results import read_options
+from tailorfl.report.results import read_asked, read_options
 from tailorfl.report.runs import is_barred, number, read_table, read_yaml, text_of
 from tailorfl.report.tables import Cell, Head, Table, figure, word
 from tailorfl.study.folder import CLASSES, CLIENTS, CONFIG, ERROR, MEASURES, NOTES, ROUNDS, SUMMARY
 from tailorfl.study.tables import number as as_number
 from tailorfl.study.tables import percent
-from tailorfl.study.tidy import RESULTS, told_by
+from tailorfl.study.tidy import ASKED, RESULTS, told_by
 
 MAIN = (CONFIG, ROUNDS, SUMMARY)
 FILES = (*MAIN, CLIENTS, CLASSES, MEASURES, NOTES, ERROR)  # that are read of a run
@@ -141,14 +141,18 @@ def _whole(value: Any) -> Cell:
 
 
 def _folders(root: Path, runs: Mapping[Path, State]) -> Table:
-    """The folders with several runs, as a command wrote them, by name; parts of what a command wrote are not listed."""
+    """The folders of commands with several runs, also where all but one of them are missing, by name.
+
+    Parts of what a command wrote are not listed.
+    """
     held: dict[Path, list[Path]] = {}
     for run in runs:
         for parent in run.parents:
             if root in parent.parents:
                 held.setdefault(parent, []).append(run)
     studies = {folder: _study(folder) for folder in held}
-    written = {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
+    asked = {folder for folder in held if (folder / ASKED).is_file()}
+    written = asked | {folder for folder in held if studies[folder] or (folder / RESULTS).is_file()}
     rows = tuple(
         (
             word(folder.relative_to(root).as_posix()),
@@ -157,7 +161,7 @@ def _folders(root: Path, runs: Mapping[Path, State]) -> Table:
             Cell("", max(runs[run].changed for run in held[folder])),
         )
         for folder in sorted(held)
-        if len(held[folder]) > 1 and written.isdisjoint(folder.parents)
+        if (len(held[folder]) > 1 or folder in asked) and written.isdisjoint(folder.parents)
     )
     words = (Head(name, words=True) for name in ("folder", "what", "methods", "data"))
     heads = (*words, Head("runs"), Head("last change"))
@@ -173,18 +177,19 @@ def _study(folder: Path) -> str:
 
 
 def _what(folder: Path, study: str, runs: Mapping[Path, State]) -> tuple[str, str, str]:
-    """What a command wrote there, as its table says: its kind, or the study's name, the methods, and the data.
+    """Of what a command wrote there its kind, or the study's name, the methods, and the data.
 
-    The table is written at the end: until then, runs say what they are themselves.
+    What was asked for says it, or the table. Where neither is there, runs say what they are themselves.
     """
     try:
-        rows = read_table(folder / RESULTS, ())
-    except UserError:  # no table of ours
-        rows = []
-    kind = "" if not rows else "comparison" if told_by(rows) == ["method"] else "sweep"
+        rows, asked = read_table(folder / RESULTS, ()), read_asked(folder)
+    except UserError:  # none of ours
+        rows, asked = [], {}
+    swept = "values" in asked if asked else told_by(rows) != ["method"]
+    kind = "" if not (rows or asked) else "sweep" if swept else "comparison"
     said = rows or [_of_run(run, state) for run, state in runs.items()]
     methods, data = (list(dict.fromkeys(row[key] for row in said if row.get(key))) for key in ("method", "data"))
-    return study or kind, _some(methods), _some(data)
+    return study or kind, _some(asked.get("methods") or methods), _some(data)
 
 
 def _of_run(run: Path, state: State) -> dict[str, str]:

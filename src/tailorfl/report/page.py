@@ -15,6 +15,7 @@ from typing import Any
 from tailorfl import __version__
 from tailorfl.data.atomic import whole_file
 from tailorfl.data.extras import import_extra
+from tailorfl.report.asked import not_measured
 from tailorfl.report.marks import MOST, Plot
 from tailorfl.report.plots import plots_of
 from tailorfl.report.results import Results
@@ -56,6 +57,7 @@ def page_data(results: Results, most: int = MOST) -> dict[str, Any]:
             *([] if study else notes_of(results)),
         ],  # a study has its own
         "choice": _choice(results),
+        "missing": not_measured(results),
         "study": None if study is None else asdict(study),
         "panels": [
             {

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import yaml
 
@@ -14,7 +14,7 @@ from tailorfl.errors import UserError
 from tailorfl.report.runs import RunResult, natural, read_run, read_table, read_yaml, text_of
 from tailorfl.study.folder import CHECKPOINTS, CONFIG, EXPORTS, FEDERATION, is_run
 from tailorfl.study.run import MAY_CHANGE
-from tailorfl.study.tidy import OPTIONS, RESULTS, told_by
+from tailorfl.study.tidy import ASKED, OPTIONS, RESULTS, told_by
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,9 @@ class Results:
     folder: Path | None = None  # where there is one that holds all
     options: dict[str, Any] = field(default_factory=dict)  # of a study: its name and what was chosen of it
     swept: tuple[str, ...] = ()  # the keys whose values a sweep has tried
+    asked: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a comparison or a sweep: its methods or values, and settings
     left_out: tuple[str, ...] = ()  # runs that cannot be read, and why
 
     @property
@@ -95,15 +98,27 @@ def _results(runs: Sequence[RunResult], found: Mapping[Path, Path], folders: Seq
     if len(folders) > 1:
         above = Path(os.path.commonpath([_home(path.absolute()).parent for path in found]))
         named = {path: path.absolute().relative_to(above) for path in found}
-        return Results(title or "Results", "several", label_runs(runs, named))
+        return Results(title or _common_title(runs), "several", label_runs(runs, named))
     [folder] = folders
     if list(found) == [folder]:
         return Results(title or _title(runs[0]), "run", label_runs(runs, places), folder)
     options = read_options(folder)
     if options and all(len(place.parts) == 3 for place in places.values()):
         return Results(title or str(options.get("study")), "study", _cells(runs, folder, options), folder, options)
-    swept = tuple(key for key in told_by(read_table(folder / RESULTS, ())) if key != "method")
-    return Results(title or _common_title(runs), "comparison", label_runs(runs, places), folder, swept=swept)
+    asked = read_asked(folder)
+    swept, entries = _swept(folder, asked), label_runs(runs, places)
+    if swept and _told_apart(runs, swept):
+        entries = _by_values(entries, swept)
+    title = title or _common_title(runs, asked.get("methods", ()))
+    return Results(title, "comparison", entries, folder, swept=swept, asked=asked)
+
+
+def _swept(folder: Path, asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys of a sweep, by what it was asked for or else by its table; none where it is no sweep."""
+    if "methods" in asked:
+        return ()
+    tried = [key for key, values in asked.get("values", {}).items() if len(values) > 1 and key != "seeds"]
+    return tuple(tried or [key for key in told_by(read_table(folder / RESULTS, ())) if key != "method"])
 
 
 def _readable(found: Iterable[Path], named: Sequence[Path]) -> tuple[list[RunResult], tuple[str, ...]]:
@@ -170,14 +185,31 @@ def label_runs(runs: Sequence[RunResult], places: Mapping[Path, Path]) -> tuple[
     return tuple(Entry(label, tuple(sorted(own, key=lambda run: run.seed))) for label, own in entries.items())
 
 
+def _told_apart(runs: Sequence[RunResult], keys: Sequence[str]) -> bool:
+    """Whether runs are of one method and differ in nothing but these keys, the seed, and what follows from them."""
+    if len({run.method for run in runs}) > 1 or not all(key in run.config for run in runs for key in keys):
+        return False
+    settings = {repr(sorted(settings_of(run).items())) for run in runs}
+    return len({_values(run, keys) for run in runs}) == len(settings)
+
+
+def _by_values(entries: Iterable[Entry], keys: Sequence[str]) -> tuple[Entry, ...]:
+    """Called by what was tried: a key of which others follow says it all, and the method is that of all."""
+    return tuple(replace(entry, label=_values(entry.first, keys)) for entry in entries)
+
+
+def _values(run: RunResult, keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}={shown(run.config[key])}" for key in keys)
+
+
 def settings_of(run: RunResult) -> dict[str, Any]:
     """What makes it another experiment."""
     return {key: value for key, value in run.config.items() if key != "seed" and key not in MAY_CHANGE}
 
 
 def _as_named(runs: Iterable[RunResult], folders: Mapping[Path, Path]) -> list[RunResult]:
-    """Folder by folder; in each the methods as they were named to the command, where its table is there."""
-    named = {folder: [row.get("method") for row in read_table(folder / RESULTS, ())] for folder in folders.values()}
+    """Folder by folder; in each the methods as they were named to the command, where that is known."""
+    named = {folder: _methods_of(folder) for folder in dict.fromkeys(folders.values())}
     order = list(named)
 
     def place(run: RunResult) -> tuple[int, int]:
@@ -188,6 +220,11 @@ def _as_named(runs: Iterable[RunResult], folders: Mapping[Path, Path]) -> list[R
     return sorted(runs, key=place)
 
 
+def _methods_of(folder: Path) -> list[str | None]:
+    asked: list[str | None] = read_asked(folder).get("methods", [])
+    return asked or [row.get("method") for row in read_table(folder / RESULTS, ())]
+
+
 def _differing(run: RunResult, all_settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys in which it is unlike others of its method."""
     others = [other for other in all_settings if other["method"] == run.method]
@@ -196,7 +233,7 @@ def _differing(run: RunResult, all_settings: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _label(run: RunResult, keys: Iterable[str]) -> str:
-    return ", ".join([run.method, *(f"{key}={shown(run.config[key])}" for key in keys)])
+    return ", ".join(filter(None, (run.method, _values(run, list(keys)))))
 
 
 def _by_place(runs: Iterable[RunResult]) -> list[list[RunResult]]:
@@ -243,22 +280,40 @@ def _place(known: Any, name: str) -> tuple[int, Any]:
 
 def read_options(folder: Path) -> dict[str, Any]:
     """What a study's folder says of itself; empty where it is not one."""
-    file = folder / OPTIONS
-    if not file.is_file():
-        return {}
+    found = _stored(folder / OPTIONS)
+    return found if isinstance(found.get("study"), str) else {}
+
+
+def read_asked(folder: Path) -> dict[str, Any]:
+    """What a comparison or a sweep was asked for; empty where that is not known."""
+    found = _stored(folder / ASKED)
+    methods, values, settings = (found.get(key) for key in ("methods", "values", "settings"))
+    compared = isinstance(methods, list) and methods and all(isinstance(name, str) for name in methods)
+    several = _is_named(values) and all(isinstance(some, list) and some for some in values.values())
+    swept = several and isinstance(found.get("method"), str)
+    return found if _is_named(settings) and (compared or swept) else {}
+
+
+def _is_named(values: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(values, dict) and all(isinstance(key, str) for key in values)
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    """What a command stored when it began; empty where it is not there or was damaged."""
     try:
-        found = read_yaml(text_of(file))
+        found = read_yaml(text_of(file)) if file.is_file() else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("study"), str) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _title(run: RunResult) -> str:
     return f"{run.method} on {_data(run)}, seed {run.seed}"
 
 
-def _common_title(runs: Sequence[RunResult]) -> str:
-    methods, data = (list(dict.fromkeys(names)) for names in ([r.method for r in runs], [_data(r) for r in runs]))
+def _common_title(runs: Sequence[RunResult], asked: Sequence[str] = ()) -> str:
+    names = [*asked, *(run.method for run in runs)]
+    methods, data = (list(dict.fromkeys(some)) for some in (names, [_data(run) for run in runs]))
     who = ", ".join(methods) if len(methods) <= MOST_KEYS else f"{len(methods)} methods"
     return f"{who} on {', '.join(data) if len(data) <= MOST_KEYS else f'{len(data)} datasets'}"
 

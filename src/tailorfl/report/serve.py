@@ -16,7 +16,8 @@ from tailorfl.report.listing import list_runs, stamps_of, state_of, title_of
 from tailorfl.report.page import library, page_data, shell
 from tailorfl.report.results import find_runs, read_results
 from tailorfl.report.runs import links_lead_on
-from tailorfl.study.tidy import OPTIONS, RESULTS
+from tailorfl.study.folder import ERROR
+from tailorfl.study.tidy import ASKED, OPTIONS, RESULTS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 PURPOSE, EXTRA = "tailor serve", "serve"
@@ -83,12 +84,13 @@ def make_app(root: Path, hosts: Sequence[str] = LOOPBACK) -> Any:
     def data(request: Any) -> Any:
         folders = chosen(root, request.query_params.getlist("run"))
         states = {run: state_of(run) for folder in folders for run in find_runs(folder)}
-        state = states, written(folders)
+        errors = stamps_of(sorted(file for folder in folders for file in folder.glob(f"*/*/{ERROR}")))
+        state = states, written(folders), errors  # also of what has no run
         return changing(request, state, lambda: {**page_data(read_results(folders)), "home": "/"})
 
     def written(folders: Sequence[Path]) -> Any:
         """The stamps of what a command with several runs wrote there."""
-        return stamps_of(folder / name for folder in folders for name in (RESULTS, OPTIONS))
+        return stamps_of(folder / name for folder in folders for name in (RESULTS, OPTIONS, ASKED))
 
     def plotly(request: Any) -> Any:
         return responses.Response(library(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})

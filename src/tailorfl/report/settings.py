@@ -1,7 +1,7 @@
 """The settings of results, and the commands that repeat them."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -9,9 +9,11 @@ from typing import Any
 import yaml
 
 from tailorfl.errors import UserError
+from tailorfl.report.asked import grid_of
 from tailorfl.report.results import Entry, Results, settings_of, shown
-from tailorfl.study.compare import configure_all
+from tailorfl.study.compare import configure_all, plan_comparison
 from tailorfl.study.config import Config, Experiment, configure
+from tailorfl.study.grid import Grid, Line
 from tailorfl.study.recipe_files import recipes
 from tailorfl.study.sweep import plan_sweep
 
@@ -62,15 +64,25 @@ def _own_seeds(entries: Sequence[Entry]) -> list[Settings]:
 
 def repeats(results: Results) -> list[Repeat]:
     """One command for all where there is one, else a command for each entry."""
-    whole = _study(results) or _comparison(results.entries) or _sweep(results.entries)
+    grid = grid_of(results)
+    asked = [entry for entry in results.entries if grid and _is_of(grid, entry)]
+    others = [entry for entry in results.entries if entry not in asked]
+    command = _asked(grid) if grid else ""
+    whole = _study(results) or _comparison(others) or _sweep(others, results.swept)
     return [
         Repeat(
             _title(entry),
-            whole or _comparison([entry]) or _run(entry),
+            command if entry in asked else whole or _comparison([entry]) or _run(entry),
             yaml.safe_dump(entry.first.config, sort_keys=False, allow_unicode=True),
         )
         for entry in results.entries
     ]
+
+
+def _is_of(grid: Grid, entry: Entry) -> bool:
+    """Whether a comparison or a sweep that is run as it was asked for makes these runs."""
+    planned = {cell.folder: cell.config.flat() for cell in grid.cells}
+    return all(run.folder in planned and _same(planned[run.folder], run.config) for run in entry.runs)
 
 
 def _title(entry: Entry) -> str:
@@ -80,16 +92,16 @@ def _title(entry: Entry) -> str:
 # What a command says, and what comes by itself.
 
 
-def _chosen(config: Settings) -> Settings:
-    """The settings that a command must name to come to this configuration."""
+def _chosen(config: Settings, needed: Sequence[str] = ()) -> Settings:
+    """The settings that a command must name to come to this configuration, beside those that it names in any case."""
     name, own = str(config["method"]), {key: config[key] for key in config if key not in ("method", "seed")}
     usual = _usual(name)
-    chosen = {key: value for key, value in own.items() if key not in usual or usual[key] != value}
+    chosen = {key: value for key, value in own.items() if key in needed or key not in usual or usual[key] != value}
     if (again := _configured(name, chosen)) is None:  # of another version
         return chosen
     # A preset, or another option, may bring a value that is not the usual one.
     chosen |= {key: value for key, value in own.items() if again.get(key) != value}
-    for key in list(chosen):  # and options may follow from others
+    for key in [key for key in chosen if key not in needed]:  # and options may follow from others
         fewer = {other: value for other, value in chosen.items() if other != key}
         if (again := _configured(name, fewer)) and _same(again, own):
             chosen = fewer
@@ -151,6 +163,29 @@ def _study(results: Results) -> str:
     return _line(["reproduce", name], {**said, **rest}, pairs)
 
 
+def _asked(grid: Grid) -> str:
+    """What was typed, and what a file said that is not everybody's default; of what has not run, too."""
+    asked, methods = grid.asked, {line.config.method_name for line in grid.lines}
+    usual = [_usual(name) for name in methods]
+    settings = {key: value for key, value in asked["settings"].items() if key != "method"}
+    chosen = {key: value for key, value in settings.items() if any(own.get(key, UNSET) != value for own in usual)}
+    if "methods" in asked:
+        names = list(map(str, asked["methods"]))
+        same = _plans_alike(lambda: plan_comparison(names, chosen)[0], grid)
+        return _line(["compare", *names], chosen if same else settings)
+    values: dict[str, list[Any]] = asked["values"]
+    same = _plans_alike(lambda: plan_sweep(asked["method"], values, chosen)[0], grid)
+    pairs = [f"{key}={','.join(map(shown, some))}" for key, some in values.items()]
+    return _line(["sweep", asked["method"]], chosen if same else settings, pairs)
+
+
+def _plans_alike(plan: Callable[[], Sequence[Line]], grid: Grid) -> bool:
+    try:
+        return [line.config for line in plan()] == [line.config for line in grid.lines]
+    except UserError:
+        return False
+
+
 def _comparison(entries: Sequence[Entry]) -> str:
     """Several runs of different methods that have every key alike which they share."""
     methods, configs = [entry.method for entry in entries], [entry.first.config for entry in entries]
@@ -166,16 +201,17 @@ def _comparison(entries: Sequence[Entry]) -> str:
     return _line(["compare", *methods], {**together, **_seeds(entries)}) if _alike(planned, configs) else ""
 
 
-def _sweep(entries: Sequence[Entry]) -> str:
-    """Entries of one method that are every combination of some values."""
+def _sweep(entries: Sequence[Entry], named: Sequence[str] = ()) -> str:
+    """Entries of one method that are every combination of some values; of a sweep its keys are known by name."""
     configs = [_without_seed(entry.first.config) for entry in entries]
     if len(entries) < 2 or len({entry.method for entry in entries}) > 1 or len({frozenset(one) for one in configs}) > 1:
         return ""
     values = {key: _unique(config[key] for config in configs) for key in configs[0]}
-    swept = {key: several for key, several in values.items() if len(several) > 1}
+    differ = [key for key, several in values.items() if len(several) > 1]
+    swept = {key: values[key] for key in named or differ if key in values}
     if prod(map(len, swept.values())) != len(entries):
         return ""
-    same = {key: value for key, value in _chosen(configs[0]).items() if key not in swept}
+    same = {key: value for key, value in _chosen(configs[0], needed=tuple(swept)).items() if key not in swept}
     try:
         lines, _ = plan_sweep(entries[0].method, swept, same)
     except UserError:

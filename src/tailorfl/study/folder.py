@@ -15,7 +15,9 @@ CLASSES = "classes.csv"  # only where clients are simulated and tell classes apa
 MEASURES = "measures.csv"  # only where a method measures something of its own
 NOTES = "notes.csv"  # only where a method writes something down of the clients of a round
 PARTITION, CHECKPOINTS, EXPORTS = "partition.safetensors", "checkpoints", "export"
-ERROR = "error.txt"  # only in a study, where a run failed by a fault of the code or the machine: what happened
+ERROR = (
+    "error.txt"  # only of several runs, where one failed: why, and what happened if it is the code's or the machine's
+)
 # Only where a run was logged elsewhere too: event files, which of MLflow's runs it is, and MLflow's own store.
 TENSORBOARD, MLFLOW, MLFLOW_STORE = "tensorboard", "mlflow.json", "mlflow.db"
 PAGE = "report.html"  # only at the end, where the extra for it is installed

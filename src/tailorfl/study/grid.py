@@ -6,17 +6,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
-from tailorfl.data.occupied import check_unused
+from tailorfl.data.atomic import whole_file
+from tailorfl.data.occupied import check_unused, is_occupied
 from tailorfl.errors import UserError
-from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, check_some_ran, run_cells
+from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, check_some_ran, keep_error, run_cells
 from tailorfl.study.config import Config
-from tailorfl.study.folder import CONFIG, PAGE, is_run, take_away
+from tailorfl.study.folder import CONFIG, ERROR, PAGE, SUMMARY, is_run, take_away
 from tailorfl.study.progress import CellsProgress
 from tailorfl.study.recipe import checked_seeds
 from tailorfl.study.statistics import interval
 from tailorfl.study.tidy import (
+    ASKED,
     COMPARISON,
     CURVES,
     OPTIONS,
@@ -59,6 +62,8 @@ class Grid:
     summaries: dict[tuple[Line, int], dict[str, Any]] = field(default_factory=dict)
     failures: dict[tuple[Line, int], Failure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    asked: Mapping[str, Any] = field(default_factory=dict)  # what ``lines`` and ``seeds`` were planned from
+    begun: bool = False  # what is in the folder is of this time
 
     def __post_init__(self) -> None:
         # Seed by seed: what is stopped half-way has a whole table of fewer seeds.
@@ -112,13 +117,37 @@ class Grid:
 
     def run(self, way: Way, console: Console, stop: Callable[[], bool]) -> bool:
         """False if it was stopped. Where all are refused for one reason, that is an error in what was asked for."""
+        new = not (self.folder / ASKED).is_file()
+        if not way.force:
+            self._begin()
         with CellsProgress(console, list(self.cells), way.jobs * way.together) as progress:
             whole = run_cells(list(self.cells), way, progress, self._add, stop, self._replace if way.force else None)
-        check_some_ran(self.failures.values(), len(self.cells))
+        try:
+            check_some_ran(self.failures.values(), len(self.cells))
+        except UserError:
+            if new:  # then nothing is written
+                (self.folder / ASKED).unlink(missing_ok=True)
+            raise
+        if self.begun:
+            self._keep_errors()
         return whole
 
+    def _begin(self) -> None:
+        """Store what is going to run."""
+        self.begun = True
+        if self.asked:
+            with whole_file(self.folder / ASKED) as temporary:
+                temporary.write_text(yaml.safe_dump(dict(self.asked), sort_keys=False, allow_unicode=True))
+
+    def _keep_errors(self) -> None:
+        """Why runs failed, for the page, which knows what is on disk; not where another command works."""
+        for cell, key in self.cells.items():
+            ended = any((cell.folder / name).is_file() for name in (SUMMARY, ERROR))
+            if key in self.failures and not ended and not is_occupied(cell.folder):
+                keep_error(cell.folder / ERROR, self.failures[key].reason)
+
     def _there(self) -> set[Path]:
-        """The runs of the results that are there, and those that are in the place of ours."""
+        """The runs of the results that are there, those in the place of ours, and what is left of those that failed."""
         path, rows = self.folder / RESULTS, list[dict[str, str]]()
         with suppress(UserError):  # one that was damaged is replaced all the same
             rows = read_csv(path) if path.is_file() else []
@@ -126,14 +155,16 @@ class Grid:
         there = {self.folder / name for name in named if not name.is_absolute() and ".." not in name.parts}
         for place in (self.folder / line.name for line in self.lines):
             there |= {place, *(file.parent for file in place.glob(f"seed-*/{CONFIG}"))}
-        return {run for run in there if is_run(run)}
+        failed = {file.parent for file in self.folder.glob(f"*/seed-*/{ERROR}") if not is_run(file.parent)}
+        return failed | {run for run in there if is_run(run)}
 
     def _replace(self) -> None:
         """Delete the results that are there."""
         there = self._there()
-        made = (RESULTS, PARQUET, STATISTICS, COMPARISON, CURVES, SWEPT, PAGE)
+        made = (ASKED, RESULTS, PARQUET, STATISTICS, COMPARISON, CURVES, SWEPT, PAGE)
         if there or (self.folder / RESULTS).is_file():  # else files of these names are somebody's own
             take_away(there, made, self.folder, {cell.folder for cell in self.cells})
+        self._begin()
 
     def _add(self, cell: Cell, result: Result) -> None:
         if not isinstance(result, Failure) and (said := diverged_updates(cell.title, result["diverged_updates"])):

@@ -13,6 +13,7 @@ from tailorfl.errors import UserError
 
 RESULTS, PARQUET = "results.csv", "results.parquet"  # a row a run
 OPTIONS = "options.yaml"  # of a study of a paper: what was chosen of it
+ASKED = "asked.yaml"  # of a comparison or a sweep: its methods or values, and settings; written when it begins
 STATISTICS = "statistics.csv"  # a row for what is told from others, or compared with them
 COMPARISON, CURVES, SWEPT = "comparison.csv", "comparison.png", "sweep.png"  # beside them, of what they are named after
 

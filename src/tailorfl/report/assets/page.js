@@ -1,7 +1,7 @@
 // The page of results: tables, plots and settings, from the data in it or from a server.
 
-// Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes, signs and hatches:
-// there are as many signs as colours, so they move on by one in each turn, and are open in every second.
+// Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes and hatches.
+// There are as many signs as colours, so they move on by one in each turn, and are open in every second.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
 const STROKES = ["solid", "dash", "dot", "dashdot"];
 const SIGNS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star"];
@@ -189,6 +189,10 @@ function titled(table, level = "h3") {
   return [el(level, {}, table.title), ...about, tableOf(table)];
 }
 
+function listed(title, lines) {
+  return lines.length ? [el("h3", {}, title), el("ul", {}, ...lines.map((one) => el("li", {}, one)))] : [];
+}
+
 function study(data) {
   if (!data.study) return [];
   const { lines, table, claims, failed, notes, open } = data.study;
@@ -197,21 +201,21 @@ function study(data) {
     return el("span", {}, first, ...rest.map((line) => el("small", {}, line)));
   };
   const word = (claim) => (claim.holds === null ? "" : claim.holds ? "holds" : "fails");
-  const list = (title, found) => (found.length ? [el("h3", {}, title), el("ul", {}, ...found.map((one) => el("li", {}, one)))] : []);
   return [
     el("h2", {}, table.title), ...lines.map((line) => el("p", {}, line)), tableOf(table, two),
     ...(claims.length ? [el("h3", {}, "Claims"), el("ul", { class: "claims" }, ...claims.map((claim) =>
       el("li", {}, el("b", { class: word(claim) }, claim.word), claim.text)))] : []),
-    ...list("Not measured", failed), ...list("Notes", notes), ...list("What the paper leaves open", open),
+    ...listed("Not measured", failed), ...listed("Notes", notes), ...listed("What the paper leaves open", open),
   ];
 }
 
 const opened = new Map(); // panels that somebody opened or closed
 
-function panel(one, place, several) {
+function panel(one, place, several, missing) {
   const by = (key) => one.tables.filter((table) => table.key === key);
   const content = [
-    ...by("summary").flatMap((table) => titled(table)), ...by("differences").flatMap((table) => titled(table)),
+    ...by("summary").flatMap((table) => titled(table)), ...listed("Not measured", missing),
+    ...by("differences").flatMap((table) => titled(table)),
     el("div", { class: "plots" }, ...one.plots.map(cardOf)),
     ...by("paired").flatMap((table) => titled(table)), ...by("clients").flatMap((table) => titled(table)),
   ];
@@ -268,7 +272,7 @@ function show(data) {
     ...(data.choice ? [el("p", { id: "choice" }, `${data.choice[0].toUpperCase()}${data.choice.slice(1)}.`)] : []),
     ...(data.notes.length ? [el("ul", { id: "notes" }, ...data.notes.map((line) => el("li", {}, line)))] : []),
     el("section", { id: "study" }, ...study(data)),
-    ...data.panels.flatMap((one, place) => panel(one, place, data.panels.length > 1)),
+    ...data.panels.flatMap((one, place) => panel(one, place, data.panels.length > 1, data.missing)),
     ...settings(data),
   ));
   for (const card of cards.values()) if (card.drawn && card.element.isConnected) Plotly.Plots.resize(card.canvas);
