@@ -107,12 +107,15 @@ def test_slices_show_which_group_has_how_much_of_each_layer(tmp_path: Path) -> N
     assert "slices" not in inside(make_run(tmp_path / "b", "local", summary={"group_networks": alone}))
 
 
-def test_the_inside_is_that_of_the_first_seed_and_of_few_settings_of_one_method(tmp_path: Path) -> None:
+def test_the_inside_is_that_of_the_first_seed_and_of_the_best_settings_of_one_method(tmp_path: Path) -> None:
     def run(number: int, seed: int) -> Path:
         notes = [(1, "a", "down_1", number / 10)]
-        return make_run(tmp_path / f"{number}-{seed}", "pmixfed", notes=notes, seed=seed, lr=number)
+        summary = {"validation_accuracy": abs(number - 3) / 10, "personalized_accuracy": 0.5}
+        return make_run(tmp_path / f"{number}-{seed}", "pmixfed", notes=notes, seed=seed, lr=number, summary=summary)
 
     results = together(*((f"lr={number}", [run(number, 3), run(number, 4)]) for number in range(6)))
     shown = [plot for plot in plots_of(results) if plot.key.startswith("mix-down")]
-    assert [plot.title for plot in shown] == [f"lr={number}, seed 3: mixed layers, broadcast" for number in range(4)]
-    assert [heat(plot).values for plot in shown] == [[[number / 10]] for number in range(4)]
+    best = [0, 1, 2, 5]
+    assert [plot.title for plot in shown] == [f"lr={number}, seed 3: mixed layers, broadcast" for number in best]
+    assert [heat(plot).values for plot in shown] == [[[number / 10]] for number in best]
+    assert all(plot.about.endswith(" Shown are the 4 best of 6.") for plot in shown)

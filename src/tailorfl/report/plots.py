@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from statistics import fmean
 
 from tailorfl.report.inside import INSIDE
@@ -29,7 +30,7 @@ from tailorfl.report.swept import over_settings
 from tailorfl.study.tables import UNITS, largest_unit
 
 MOST_DOTS = 1500  # points of a scatter plot, all methods together
-MOST_DETAILS = 4  # entries of one method that are shown from inside
+MOST_DETAILS = 4  # entries of one method that are shown from inside, the best
 LONGEST_KEY = 60  # letters of a label in a plot's key, which names a file
 A_DOT = "A dot a client, a larger one for several at the same place"
 BASELINES = ("fedavg", "local")  # the first that is there is what others are set against
@@ -303,15 +304,27 @@ class Drawing:
 
 
 def _inside(entries: Sequence[Entry], scale: Scale) -> Iterator[Plot]:
-    """What single methods have of their own, of the first seed."""
-    shown: dict[str, int] = {}
-    for entry in entries:
-        plots = [plot for make in INSIDE for plot in make(scale, entry.first) if plot.marks]
-        shown[entry.method] = shown.get(entry.method, 0) + bool(plots)
-        if plots and shown[entry.method] <= MOST_DETAILS:
-            of = entry.label + (f", seed {entry.first.seed}" if len(entry.runs) > 1 else "")
-            for plot in plots:
-                yield replace(plot, key=f"{plot.key}-{entry.label[:LONGEST_KEY]}", title=f"{of}: {plot.title}")
+    """What single methods have of their own, of the first seed; of many entries of a method only the best."""
+    made = [(entry, [plot for make in INSIDE for plot in make(scale, entry.first) if plot.marks]) for entry in entries]
+    found = [(entry, plots) for entry, plots in made if plots]
+    for entry, plots in found:
+        alike = sorted((other for other, _ in found if other.method == entry.method), key=partial(_rank, scale))
+        if entry not in alike[:MOST_DETAILS]:
+            continue
+        cut = f" Shown are the {MOST_DETAILS} best of {len(alike)}." if len(alike) > MOST_DETAILS else ""
+        of = entry.label + (f", seed {entry.first.seed}" if len(entry.runs) > 1 else "")
+        for plot in plots:
+            key = f"{plot.key}-{entry.label[:LONGEST_KEY]}"
+            yield replace(plot, key=key, title=f"{of}: {plot.title}", about=f"{plot.about}{cut}")
+
+
+def _rank(scale: Scale, entry: Entry) -> float:
+    """The lower the better clients are served, by validation data where there are any."""
+    for data in ("validation", "personalized"):
+        values = [number(run.figures.get(f"{data}_{scale.what}")) for run in entry.runs]
+        if there := [value for value in values if value is not None]:
+            return fmean(there) if scale.regression else -fmean(there)
+    return inf
 
 
 def _by_round(runs: Sequence[RunResult], key: str) -> dict[int, list[float]]:
