@@ -114,6 +114,15 @@ def test_a_study_that_runs_is_shown_as_far_as_it_is(folder: Path) -> None:
     assert len(page_data(results)["progress"]) == 1
 
 
+def test_a_row_that_is_read_off_the_runs_of_another_is_named_with_that_one(folder: Path) -> None:
+    recipe = RECIPE.replace("mine: {method: fedavg}", "mine: {of: fedper, measure: global_accuracy}")
+    (folder.parent / "mine.yaml").write_text(recipe)
+    assert shown(folder).lines[-2:] == (
+        "8 of 12 cells are measured.",
+        "Read off runs that have other names below: mine is the global accuracy of fedper.",
+    )
+
+
 def test_the_best_round_is_picked_where_the_study_was_told_to(folder: Path) -> None:
     write_cell(folder / "wide/local/seed-0", "local", 0, 0.4)
     make_run(folder / "wide/local/seed-0", "local", lines=[line(1, 0.9), line(2, 0.4)])

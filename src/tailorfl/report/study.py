@@ -54,7 +54,7 @@ def study_of(results: Results) -> StudyPart | None:
     recipe = outcome.plan.recipe
     paper = (recipe.paper,) if recipe.paper else ()
     return StudyPart(
-        (*paper, *heading(outcome)[1:]),
+        (*paper, *heading(outcome)[1:], *_sources(outcome.plan)),
         _table(outcome),
         _claims(outcome),
         tuple(outcome.failed()),
@@ -84,6 +84,18 @@ def read_outcome(plan: Plan, folder: Path, runs: Iterable[RunResult]) -> Outcome
         elif reason := read_error(folder / cell.folder / ERROR):
             outcome.failures[cell.row, cell.column, cell.seed] = reason
     return outcome
+
+
+def _sources(plan: Plan) -> list[str]:
+    """Which rows and columns are read off the runs of others: plots, and tables of runs, have the names of those."""
+    recipe = plan.recipe
+    named = {**{row: recipe.rows[row] for row in plan.rows}, **{name: recipe.columns[name] for name in plan.columns}}
+    found = [
+        f"{name} is the {(one.measure or recipe.measure).replace('_', ' ')} of {one.of}"
+        for name, one in named.items()
+        if one.of
+    ]
+    return [f"Read off runs that have other names below: {', '.join(found)}."] if found else []
 
 
 def _table(outcome: Outcome) -> Table:
