@@ -1,5 +1,6 @@
 """Pages in a real browser: they open without an error, plots are there, tables sort, live curves grow."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -151,7 +152,8 @@ def test_numbers_are_sorted_as_numbers_and_what_is_missing_stays_last(browser: A
         write_run(tmp_path / method, "fedavg", clients=clients, rounds=2, lr=clients, finished=method == "a")
     write_page(read_results([tmp_path]), tmp_path / "report.html")
     open_page(browser, (tmp_path / "report.html").as_uri())
-    [shared] = [one for one in browser.find_elements("css selector", "#summary thead button") if one.text == "shared"]
+    heads = browser.find_elements("css selector", "#summary thead button")
+    [shared] = [one for one in heads if one.text == "shared, parameters"]
     for _ in range(2):
         shared.click()
         assert column(browser, "summary", 0)[-1].endswith("lr=10")
@@ -203,7 +205,7 @@ def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Pa
     )
     until(lambda: browser.execute_script(f"return {plots}"), "all are drawn")
     assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
-    heads = "return [...document.querySelectorAll('#summary th button')].map((one) => one.offsetWidth)"
+    heads = "return [...document.querySelectorAll('#summary th')].map((one) => one.innerText.length)"
     widths = "return [...document.querySelectorAll('.plot .main-svg')].map((one) => one.getBoundingClientRect().width)"
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     shown, wide = browser.execute_script(heads), browser.execute_script(widths)
@@ -212,6 +214,67 @@ def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Pa
     assert max(wide) < 330  # half of a sheet
     browser.execute_script("dispatchEvent(new Event('afterprint'))")
     until(lambda: min(browser.execute_script(widths)) > 400, "all are as wide as before")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of twelve settings of a method that has validation data, each on 90 clients."""
+    folder = tmp_path_factory.mktemp("swept")
+    for layers in (1, 2, 3):
+        for lr in (0.003, 0.01, 0.03, 0.1):
+            run = write_run(folder / f"{layers}-{lr}/seed-0", "fedper", clients=90, personal_layers=layers, lr=lr)
+            summary = json.loads((run / "summary.json").read_text())
+            (run / "summary.json").write_text(json.dumps({**summary, "validation_accuracy": 0.5}))
+            rows = [f"c{client},{label},{client * label % 7}\n" for client in range(90) for label in range(10)]
+            (run / "classes.csv").write_text("client,class,train\n" + "".join(rows))
+    (folder / "results.csv").write_text("method,personal_layers,lr,seed\nfedper,1,0.003,0\n")
+    write_page(read_results([folder]), folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_summary_is_as_wide_as_the_page_also_with_validation_data(browser: Any, swept: Path) -> None:
+    open_page(browser, swept.as_uri())
+    inside = "const box = document.getElementById('summary'); return [box.scrollWidth, box.clientWidth]"
+    needed, there = browser.execute_script(inside)
+    assert needed <= there
+
+
+def test_names_of_plots_do_not_overlap_on_paper_and_legends_show_all(browser: Any, swept: Path) -> None:
+    open_page(browser, swept.as_uri())
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    drawn = (
+        "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot .main-svg:first-child').length"
+    )
+    until(lambda: browser.execute_script(f"return {drawn}"), "all are drawn")
+    for plot in ("classes", "time"):
+        ticks = f"[...document.querySelectorAll('#plot-{plot} .xtick text')].map((one) => one.getBoundingClientRect())"
+        boxes = browser.execute_script(f"return {ticks}.map((box) => [box.left, box.right])")
+        assert len(boxes) >= 6
+        assert all(left >= right - 1 for (_, right), (left, _) in itertools.pairwise(boxes)), plot
+    hidden = "return document.querySelectorAll('.plot .legend .scrollbar[height]:not([height=\"0\"])').length"
+    assert browser.execute_script(hidden) == 0
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+
+
+def test_complete_configurations_are_open_on_paper_alone(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    opened = "return [...document.querySelectorAll('details')].map((one) => one.open)"
+    assert browser.execute_script(opened) == [False] * 3
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script(opened) == [True] * 3
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(opened) == [False] * 3
+
+
+def test_lines_that_are_all_at_one_value_have_an_axis_around_it(browser: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=3)
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    (run / "rounds.jsonl").write_text("".join(json.dumps({**line, "loss": 0.02}) + "\n" for line in lines))
+    write_page(read_results([run]), tmp_path / "report.html")
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    draw_all(browser)
+    axis = "return document.querySelector('#plot-training-loss .canvas')._fullLayout.yaxis.range"
+    assert browser.execute_script(axis) == pytest.approx([0.019, 0.021])
 
 
 def test_on_paper_plots_of_many_long_names_keep_their_height(browser: Any, tmp_path: Path) -> None:
@@ -237,6 +300,8 @@ def test_a_study_with_many_columns_opens_one_panel_and_draws_others_when_they_ar
     open_page(browser, (tmp_path / "report.html").as_uri())
     drawn = "return !!document.querySelector('#panel-two .main-svg')"
     assert not browser.execute_script(drawn)
+    table = "const box = document.querySelector('#study .scroll'); return box && box.scrollHeight - box.clientHeight"
+    assert not browser.execute_script(table)
     browser.find_element("css selector", "#panel-two > summary").click()
     browser.execute_script("document.querySelector('#panel-two .plot').scrollIntoView()")
     until(lambda: browser.execute_script(drawn), "the plot of the panel")

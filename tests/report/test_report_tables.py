@@ -50,7 +50,7 @@ def test_the_summary_has_means_over_seeds_and_an_interval_by_students_t(tmp_path
         "worst 10 %": "25.00",
         "up, MB": "1.5",
         "down, MB": "0.5",
-        "shared": "12,345",
+        "shared, parameters": "12,345",
         "training, s": "3.0",
         "evaluation, s": "-",
     }

@@ -107,7 +107,7 @@ def _summary(entries: Sequence[Entry], panel: str, regression: bool) -> Table:
         *(known[key] for key in keys),
         Head(f"up, {UNITS[unit]}", "sent by clients in all rounds"),
         Head(f"down, {UNITS[unit]}", "sent to clients in all rounds"),
-        Head("shared", "parameters that travel"),
+        Head("shared, parameters", "those that travel"),
         Head("training, s", "seconds"),
         Head("evaluation, s", "seconds"),
     )

@@ -12,11 +12,14 @@ const DOT = 7, LARGEST_DOT = 26; // pixels, of one client and of many at the sam
 // Named one by one: the library's own choice has a button that sends a chart to a server.
 const BUTTONS = [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
 const PAPER = { width: 315, height: 240, autosize: false }; // two plots beside each other on A4 or letter, less their legends
+const FEW_TICKS = 8; // on paper
 const BESIDE = 70; // of a plot's width, for its numbers
-const LETTER = 6.6; // a letter's width, about
+const LETTER = 6.6, LINE = 16; // a letter's width and a line's height, about
 
-let paper = false; // whether it is being printed
+let paper = false, closed = []; // whether it is being printed, and what is open for that alone
 const cards = new Map(); // by plot: its element, its data, whether it is drawn
+
+const ticks = (upwards) => (paper ? FEW_TICKS : upwards ? 14 : 24); // of clients and classes
 
 function style(place) {
   const turn = Math.floor(place / COLOURS.length);
@@ -68,10 +71,16 @@ function points(mark, plot) {
   }];
 }
 
+// On paper names of bars stand upright where they are many; where their lines have no room beside each other, in one line.
+function names(mark) {
+  const lines = Math.max(...mark.labels.map((label) => label.split("\n").length));
+  return paper && mark.labels.length * lines * LINE > PAPER.width - BESIDE ? mark.labels.map((label) => label.replace(/\n/g, " ")) : mark.labels;
+}
+
 function bars(mark) {
   const { colour, hatch } = style(mark.style);
   const marker = { color: colour, pattern: { shape: hatch, size: 6, solidity: 0.4, fgcolor: "#ffffff", fillmode: "overlay" } };
-  return [{ type: "bar", name: mark.name, x: mark.labels, y: mark.y, marker, hovertemplate: `%{y:.4~g}` }];
+  return [{ type: "bar", name: mark.name, x: names(mark), y: mark.y, marker, hovertemplate: `%{y:.4~g}` }];
 }
 
 function heat(mark, plot) {
@@ -102,20 +111,21 @@ function layout(plot) {
   const category = kinds.has("heatmap") || kinds.has("bars");
   const axis = (one, named) => ({
     title: { text: safe(one.label), standoff: 8 }, gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false,
-    automargin: true, ...(named ? { type: "category", tickangle: "auto", nticks: 24 } : {}),
+    automargin: true, ...(named ? { type: "category", tickangle: "auto", nticks: kinds.has("heatmap") ? ticks(one === plot.y) : 24 } : {}),
     ...(one.low !== null && one.high !== null ? { range: [one.low, one.high] } : one.low !== null ? { rangemode: "tozero" } : {}),
     ...(one.log ? { type: "log" } : {}), ...(one.ticks.length ? { tickvals: one.ticks, ticktext: one.ticks.map(String) } : {}),
     ...(one.whole ? { tickformat: ",d", ...(span(plot) <= 8 ? { dtick: 1 } : {}) } : {}),
   });
   const along = kinds.has("line") && plot.x.whole;
+  const flat = kinds.has("line") && plot.y.low === null ? around(plot) : {};
   const keys = plot.marks.filter((mark) => mark.kind !== "heatmap").length;
   return {
     margin: { l: 8, r: 16, t: 30, b: 8 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("faint"), activecolor: colour("ink") }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: colour("ink") }, showlegend: keys > 1 || (keys > 0 && plot.legend),
-    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, traceorder: "normal" }, barmode: plot.stacked ? "stack" : "group",
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, traceorder: "normal", maxheight: 1 }, barmode: plot.stacked ? "stack" : "group",
     hovermode: along && plot.marks.length <= 12 ? "x unified" : "closest",
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
-    xaxis: axis(plot.x, category), yaxis: { ...axis(plot.y, kinds.has("heatmap")), ...(kinds.has("heatmap") ? { autorange: "reversed" } : {}) },
+    xaxis: axis(plot.x, category), yaxis: { ...axis(plot.y, kinds.has("heatmap")), ...flat, ...(kinds.has("heatmap") ? { autorange: "reversed" } : {}) },
     shapes: plot.diagonal ? [diagonal(plot, colour("faint"))] : [],
   };
 }
@@ -123,12 +133,21 @@ function layout(plot) {
 // A legend of many long names needs room below the plot, which keeps its own, and so do names that stand upright on paper.
 function more(plot) {
   const width = paper ? PAPER.width - BESIDE : 500;
-  const names = plot.marks.filter((mark) => mark.kind !== "heatmap").map((mark) => mark.name.length);
-  const across = Math.max(1, Math.floor(width / (Math.max(0, ...names) * LETTER + 46)));
-  const bars = (plot.marks.find((mark) => mark.labels)?.labels ?? []).map((label) => Math.max(...label.split("\n").map((line) => line.length)));
-  const longest = Math.max(0, ...bars);
-  const upright = paper && longest * bars.length * LETTER > width ? Math.max(0, longest - 8) * LETTER : 0;
-  return 19 * Math.max(0, Math.ceil(names.length / across) - 2) + upright;
+  const keys = plot.marks.filter((mark) => mark.kind !== "heatmap").map((mark) => mark.name.length);
+  const across = Math.max(1, Math.floor(width / (Math.max(0, ...keys) * LETTER + 46)));
+  const named = plot.marks.find((mark) => mark.labels || mark.columns);
+  const below = named?.labels ? names(named) : (named?.columns ?? []);
+  const longest = Math.max(0, ...below.flatMap((label) => label.split("\n").map((line) => line.length)));
+  const many = named?.labels ? below.length : Math.min(below.length, FEW_TICKS);
+  const upright = paper && longest * many * LETTER > width ? Math.max(0, longest - 8) * LETTER : 0;
+  return 19 * Math.max(0, Math.ceil(keys.length / across) - 2) + upright;
+}
+
+// The axis of lines that are all at one value: the library would leave 1 on both sides, whatever the value.
+function around(plot) {
+  const all = plot.marks.flatMap((mark) => [...mark.y, ...mark.bands.flatMap((band) => [...band.low, ...band.high])]).filter((one) => one !== null);
+  const [value] = all, room = Math.abs(value) / 20 || 1;
+  return all.every((one) => one === value) ? { range: [value - room, value + room] } : {};
 }
 
 function span(plot) {
@@ -292,11 +311,16 @@ function redraw() {
 // On paper all is there, dark on white.
 addEventListener("beforeprint", () => {
   paper = true;
-  document.querySelectorAll("details.panel").forEach((one) => { one.open = true; });
+  closed = [...document.querySelectorAll("details:not([open])")];
+  for (const one of closed) one.open = true;
   for (const card of cards.values()) card.drawn = true;
   redraw();
 });
-addEventListener("afterprint", () => { paper = false; paint(redraw); });
+addEventListener("afterprint", () => {
+  paper = false;
+  for (const one of closed) one.open = false;
+  paint(redraw);
+});
 
 async function start() {
   watchTheme(redraw);
