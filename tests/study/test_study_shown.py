@@ -101,7 +101,7 @@ def test_a_round_is_a_line_however_narrow_a_log_is_taken_for() -> None:
     with RunProgress(Console(file=file, width=20), "[mine]:Method", 9, lambda: now) as progress:
         now = 100.0
         progress({"round": 1, "loss": 0.5})
-    assert file.getvalue() == "[mine]:Method: round 1 of 9, training loss 0.5; about 13 min left\n"
+    assert file.getvalue() == "[mine]:Method: round 1 of 9, training loss 0.5\n"
 
 
 def test_a_run_that_is_not_evaluated_for_long_is_told_once_a_minute_and_how_long_it_takes() -> None:
@@ -111,12 +111,32 @@ def test_a_run_that_is_not_evaluated_for_long_is_told_once_a_minute_and_how_long
             now += 40.0
             progress({"round": number, "loss": 0.5, **(TESTED if number in (5, 9) else {})})
     assert file.getvalue().splitlines() == [
-        "fedper: round 2 of 9, training loss 0.5; about 5 min left",
+        "fedper: round 2 of 9, training loss 0.5",
         "fedper: round 4 of 9, training loss 0.5; about 3 min left",
         "fedper: round 5 of 9, training loss 0.5, accuracy 25.00 %",
         "fedper: round 7 of 9, training loss 0.5, accuracy 25.00 %; about 80 s left",
         "fedper: round 9 of 9, training loss 0.5, accuracy 25.00 %",
     ]
+
+
+def test_the_time_left_is_measured_from_the_first_round_on_and_does_not_grow_while_one_is_waited_for() -> None:
+    now = 0.0
+    progress = RunProgress(Console(file=io.StringIO(), force_terminal=True), "fedper", 300, lambda: now)
+
+    def bar() -> str:
+        file = io.StringIO()
+        Console(file=file, width=200).print(progress.live)
+        return file.getvalue()
+
+    found = []
+    for number, at in ((1, 50.0), (2, 51.0), (3, 52.0)):  # before the first, a process starts and programs are traced
+        now = at
+        progress({"round": number, "loss": 0.5})
+        found.append(bar())
+    assert ["-:--:--" in one for one in found] == [True, True, False]
+    assert "0:04:57" in found[2]
+    now = 500.0
+    assert "0:04:57" in bar()
 
 
 def test_a_regression_is_told_by_its_loss_and_not_by_an_accuracy_of_zero() -> None:
@@ -152,7 +172,12 @@ def test_cells_are_told_with_their_number_and_the_time_that_is_left() -> None:
         shown.begun(study.cells[0])
         study.now = 6.0
         study.round(0, 1)
-        assert shown.left() == "; about 3 min left"  # 54 s, and 60 s for each of the others
+        assert shown.left() == ""  # one round, with all that was before it, says nothing of the others
+        for number in (2, 3):
+            study.now += 6.0
+            study.round(0, number)
+        study.now += 1000.0
+        assert shown.left() == "; about 3 min left"  # 42 s, and 60 s for each of the others
         study.now = 60.0
         study.round(0, 10, **TESTED)
         shown.ended(study.cells[0], summary())
@@ -173,10 +198,14 @@ def test_cells_are_told_with_their_number_and_the_time_that_is_left() -> None:
 def test_a_cell_that_is_not_evaluated_for_long_is_told_once_a_minute() -> None:
     study = Study()
     study.shown.begun(study.cells[0])
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         study.now += 50.0
         study.round(0, number)
-    assert study.said() == ["cell 1 of 3: one", "one: round 2 of 10, training loss 0.5; about 23 min left"]
+    assert study.said() == [
+        "cell 1 of 3: one",
+        "one: round 2 of 10, training loss 0.5",
+        "one: round 4 of 10, training loss 0.5; about 22 min left",
+    ]
 
 
 def test_with_two_jobs_the_rest_takes_half_the_time() -> None:
@@ -194,9 +223,35 @@ def test_with_two_jobs_the_rest_takes_half_the_time() -> None:
 def test_a_cell_that_goes_on_is_not_taken_for_a_fast_one() -> None:
     study = Study()
     study.shown.begun(study.cells[0])
-    study.now = 10.0
-    study.round(0, 6)  # its first, of five that are left of it
-    assert study.shown.left() == "; about 2 min left"  # 40 s, and 50 s for each of the others
+    for number in (6, 7, 8):  # five are left of it
+        study.now += 10.0
+        study.round(0, number)
+    assert study.shown.left() == "; about 4 min left"  # 20 s, and 100 s for each of the others
+    study.shown.ended(study.cells[0], summary())
+    assert study.shown.left() == "; about 3 min left"
+
+
+def test_a_cell_without_rounds_of_its_own_yet_is_judged_by_those_of_its_method() -> None:
+    study = Study(jobs=2)
+    for cell in study.cells[:2]:
+        study.shown.begun(cell)
+    for number in (1, 2, 3):
+        study.now += 10.0
+        study.round(0, number)
+    # 70 s of the first, 70 s of the second (30 s are over), 100 s of the third, two at a time
+    assert study.shown.left() == "; about 2 min left"
+
+
+def test_the_longest_cell_is_waited_for_when_others_are_done() -> None:
+    study = Study(jobs=2)
+    for cell in study.cells[:2]:
+        study.shown.begun(cell)
+    study.shown.ended(study.cells[2], summary())
+    for number in (1, 2, 3):
+        study.now += 20.0
+        study.round(0, number)
+        study.round(1, number + 6)
+    assert study.shown.left() == "; about 2 min left"  # 140 s, and 20 s of the other beside it
 
 
 def test_cells_that_were_finished_before_say_nothing_of_the_time() -> None:
@@ -219,13 +274,15 @@ def test_on_a_terminal_there_is_a_bar_for_each_cell_that_runs_and_a_count() -> N
     study = Study(jobs=2, terminal=True)
     for cell in study.cells[:2]:
         study.shown.begun(cell)
-    study.now = 30.0
-    study.round(0, 1, **TESTED)
+    for number in (1, 2, 3):
+        study.now += 10.0
+        study.round(0, number, **TESTED)
     file = io.StringIO()
     Console(file=file, width=200).print(study.shown)
     one, two, counts = file.getvalue().splitlines()
     assert one.startswith("one ")
-    assert "1/10" in one
+    assert "3/10" in one
+    assert "0:01:10" in one
     assert "accuracy 25.00 %" in one
     assert two.startswith("two ")
     assert counts.startswith("0 done, 0 failed, 3 left; about ")

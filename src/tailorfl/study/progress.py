@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from statistics import fmean
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,7 +18,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 from rich.text import Text
@@ -26,10 +26,15 @@ from tailorfl.study.cells import Cell, Failure, Result
 
 WIDE = 120  # letters on a line that take a whole bar
 SILENCE = 60.0  # seconds after which a round is told though clients were not tested after it
+ENOUGH = 2  # rounds after the first, by which the others can be judged
+UNKNOWN = "-:--:--"
 
 
 def bars(console: Console) -> Progress:
-    """A bar a run: title, rounds, time, and the last figures; these are cut on a narrow terminal, and not the rest."""
+    """A bar a run: title, rounds, the time that it took and that is left, and the last figures.
+
+    These are cut on a narrow terminal, and not the rest.
+    """
     narrow = console.width < WIDE
     clock = Column(no_wrap=True, min_width=7)
     return Progress(
@@ -37,12 +42,16 @@ def bars(console: Console) -> Progress:
         BarColumn(bar_width=8 if narrow else 30),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
         TimeElapsedColumn(table_column=clock),
-        TimeRemainingColumn(table_column=clock),
+        TextColumn("{task.fields[left]}", style="progress.remaining", table_column=clock),
         TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, ratio=3)),
         expand=narrow,
         console=console,
         disable=not console.is_terminal,
     )
+
+
+def add_bar(progress: Progress, title: str, rounds: int) -> TaskID:
+    return progress.add_task(title, total=rounds, figures="", left=UNKNOWN)
 
 
 class Figures:
@@ -73,23 +82,40 @@ class _Running:
     begun: float
     task: TaskID
     figures: Figures = field(default_factory=Figures)
-    first: int | None = None
-    done: float = 0.0  # the share of its rounds
+    first: int | None = None  # one that is resumed has done some before
+    ready: float = 0.0  # when the first round had ended
+    number: int = 0
+    latest: float = 0.0  # when the last round had ended
     told: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.told = self.begun
 
-    def reached(self, number: int) -> None:
-        self.first = number if self.first is None else self.first  # one that is resumed has done some before
-        self.done = (number - self.first + 1) / (self.rounds - self.first + 1)
+    def reached(self, number: int, now: float) -> None:
+        if self.first is None:
+            self.first, self.ready = number, now
+        self.number, self.latest = number, now
 
-    def total(self, now: float) -> float | None:
-        """How many seconds it will have taken."""
-        return (now - self.begun) / self.done if self.done else None
+    @property
+    def pace(self) -> float | None:
+        """Seconds a round, without the first: before it has ended, processes start and programs are traced."""
+        after = self.number - (self.first or 0)
+        return (self.latest - self.ready) / after if self.first is not None and after >= ENOUGH else None
 
-    def rest(self, now: float, total: float | None = None) -> float:
-        return max(0.0, (total or self.total(now) or 0.0) - (now - self.begun))
+    @property
+    def rest(self) -> float | None:
+        """How many seconds were left when the last round had ended: they do not grow while one is waited for."""
+        return None if self.pace is None else self.pace * (self.rounds - self.number)
+
+    @property
+    def whole(self) -> float | None:
+        """How many seconds such a run takes from its start to its end, also if this one is resumed."""
+        return None if self.pace is None else self.ready - self.begun + self.pace * (self.rounds - 1)
+
+    @property
+    def left(self) -> str:
+        """The rest for a bar."""
+        return UNKNOWN if self.rest is None else str(timedelta(seconds=round(self.rest)))
 
     def said(self, line: dict[str, Any], figures: str, left: str, now: float) -> str | None:
         """A line on this round where there is no terminal: on evaluations, and after a silence with the time left."""
@@ -105,7 +131,7 @@ class RunProgress:
 
     def __init__(self, console: Console, title: str, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.live, self.clock = console, bars(console), clock
-        self.run = _Running(title, rounds, clock(), self.live.add_task(title, total=rounds, figures=""))
+        self.run = _Running(title, rounds, clock(), add_bar(self.live, title, rounds))
 
     def __enter__(self) -> "RunProgress":
         self.live.start()
@@ -117,12 +143,13 @@ class RunProgress:
     def __call__(self, line: dict[str, Any]) -> None:
         """A round has ended; ``line`` is what is written of it."""
         run, now = self.run, self.clock()
-        run.reached(line["round"])
+        run.reached(line["round"], now)
         figures = run.figures(line)
-        self.live.update(run.task, completed=line["round"], figures=figures)
+        self.live.update(run.task, completed=line["round"], figures=figures, left=run.left)
         if self.console.is_terminal:
             return
-        said = run.said(line, figures, f"; about {in_words(run.rest(now))} left", now)
+        left = f"; about {in_words(run.rest)} left" if run.rest else ""
+        said = run.said(line, figures, left, now)
         if said is not None:
             self.console.print(said, highlight=False, markup=False, soft_wrap=True)
 
@@ -159,15 +186,15 @@ class CellsProgress:
 
     def begun(self, cell: Cell) -> None:
         self.waiting.remove(cell)
-        task = self.bars.add_task(cell.title, total=cell.config.experiment.rounds, figures="")
-        self.running[cell] = _Running(cell.title, cell.config.experiment.rounds, self.clock(), task)
+        rounds = cell.config.experiment.rounds
+        self.running[cell] = _Running(cell.title, rounds, self.clock(), add_bar(self.bars, cell.title, rounds))
         self._say(f"cell {self.of - len(self.waiting)} of {self.of}: {cell.title}{self.left()}")
 
     def round(self, cell: Cell, line: dict[str, Any]) -> None:
         run = self.running[cell]
-        run.reached(line["round"])
+        run.reached(line["round"], self.clock())
         figures = run.figures(line)
-        self.bars.update(run.task, completed=line["round"], figures=figures)
+        self.bars.update(run.task, completed=line["round"], figures=figures, left=run.left)
         self._speak()
         said = None if self.console.is_terminal else run.said(line, figures, self.left(), self.clock())
         if said is not None:
@@ -186,24 +213,28 @@ class CellsProgress:
             return
         self.done += 1
         self._speak()
-        if run is not None:
-            self.seconds.setdefault(_like(cell), []).append(self.clock() - run.begun)
+        if run is not None and (seconds := run.whole if run.first != 1 else self.clock() - run.begun):
+            self.seconds.setdefault(_like(cell), []).append(seconds)
 
     def left(self) -> str:
         """How long the rest may take: as long as cells of the same method and data, or any, took so far."""
         # Copies: the thread that draws asks too, while cells begin and end.
         now, waiting, running = self.clock(), list(self.waiting), dict(self.running)
-        totals = {cell: run.total(now) for cell, run in running.items()}
-        every = [seconds for one in list(self.seconds.values()) for seconds in one]
-        every += [total for total in totals.values() if total is not None]
+        took = {like: list(seconds) for like, seconds in list(self.seconds.items())}
+        for cell, run in running.items():
+            if run.whole is not None:
+                took.setdefault(_like(cell), []).append(run.whole)
+        every = [seconds for found in took.values() for seconds in found]
         if not every or not (waiting or running):
             return ""
 
-        def whole(cell: Cell) -> float:
-            return totals.get(cell) or fmean(self.seconds.get(_like(cell), every))
+        def usual(cell: Cell) -> float:
+            return fmean(took.get(_like(cell), every))
 
-        rest = sum(map(whole, waiting)) + sum(run.rest(now, whole(cell)) for cell, run in running.items())
-        return f"; about {in_words(rest / min(self.at_once, len(waiting) + len(running)))} left"
+        rests = [usual(cell) for cell in waiting]
+        for cell, run in running.items():
+            rests.append(max(0.0, usual(cell) - (now - run.begun)) if run.rest is None else run.rest)
+        return f"; about {in_words(max(sum(rests) / self.at_once, *rests))} left"
 
     def _speak(self) -> None:
         """Say what was held back, and from now on everything."""
