@@ -81,14 +81,14 @@ def test_missing_files_are_named_with_the_way_to_get_them(tmp_path: Path) -> Non
     line = str(caught.value)
     assert "MNIST/raw/t10k-labels-idx1-ubyte" in line
     assert "train-images" not in line
-    assert "tailor data prepare mnist" in line
+    assert f"`tailor data prepare mnist --data-dir {tmp_path}`" in line
     assert "\n" not in line
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "omniglot", "sent140"])
 def test_without_a_data_folder_the_line_says_how_to_name_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TAILOR_DATA", raising=False)
-    with pytest.raises(UserError, match=f"TAILOR_DATA.*tailor data prepare {name}"):
+    with pytest.raises(UserError, match=f"--data-dir or TAILOR_DATA.*tailor data prepare {name} --data-dir FOLDER"):
         load_source(name)
 
 

@@ -21,6 +21,10 @@ def refusal(method: str = "fedper", **settings: object) -> str:
 
 def test_an_unknown_key_is_refused_with_what_was_probably_meant() -> None:
     assert "unknown key 'personal_layer' for fedper; did you mean personal_layers" in refusal(personal_layer=2)
+
+
+def test_a_data_folder_that_is_typed_as_a_key_leads_to_the_option() -> None:
+    assert "unknown key 'data_dir' for fedper; allowed: the option --data-dir FOLDER" in refusal(data_dir="/x")
     assert "unknown key 'qqq'" in refusal(qqq=1)
 
 

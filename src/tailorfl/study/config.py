@@ -17,6 +17,7 @@ from tailorfl.methods import Method, find_method, methods
 from tailorfl.models.initialize import Start
 
 RESERVED = {"method", "seeds"}  # keys of a configuration and of a comparison that are no field of the experiment
+OPTIONS = {"data_dir": "--data-dir FOLDER"}  # of commands, which may be taken for keys
 LARGEST_SEED = 2**63 - 1  # as tables of numbers have room for
 
 
@@ -230,6 +231,8 @@ def in_words(message: str) -> str:
 
 def unknown_key(key: str, owner: str, allowed: Sequence[str], see: str) -> str:
     """A line on a key that is not there, with keys of like spelling."""
+    if key.replace("-", "_") in OPTIONS:
+        return f"unknown key {key!r} for {owner}; allowed: the option {OPTIONS[key.replace('-', '_')]} of the command"
     close = difflib.get_close_matches(key, allowed, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else f"see '{see}' for all keys"
     return f"unknown key {key!r} for {owner}; {hint}"

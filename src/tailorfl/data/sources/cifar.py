@@ -24,7 +24,7 @@ def load_cifar10(name: str, folder: Path | None, options: SourceOptions) -> Sour
         absent = ", ".join(batch for batch in CIFAR10_BATCHES if batch not in there)
         raise UserError(
             f"data={name} has {len(there)} of its {len(CIFAR10_BATCHES)} training batches, {absent} missing under "
-            f"{folder}; `tailor data prepare {name}` downloads them, allow_partial=true goes on without"
+            f"{folder}; {files.obtain(name, folder)}, allow_partial=true goes on without"
         )
     paths = files.find(name, folder, (*(there or CIFAR10_BATCHES), CIFAR10_TEST))
     return _source(name, paths[:-1], paths[-1], label_bytes=1, classes=CIFAR10_CLASSES)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from tailorfl.errors import UserError
 
@@ -24,11 +25,13 @@ def present(folder: Path | None, file: str) -> Path | None:
 
 def missing(source: str, folder: Path | None, expected: Sequence[str]) -> UserError:
     """The one line for files that are not there."""
-    where = f"{folder} does not have them" if folder else "no data folder is set (data_dir or TAILOR_DATA)"
-    return UserError(
-        f"data={source} needs {', '.join(expected)} in the data folder; {where}; "
-        f"`tailor data prepare {source}` downloads them"
-    )
+    where = f"{folder} does not have them" if folder else "no data folder is set (--data-dir or TAILOR_DATA)"
+    return UserError(f"data={source} needs {', '.join(expected)} in the data folder; {where}; {obtain(source, folder)}")
+
+
+def obtain(source: str, folder: Path | None) -> str:
+    """How to get a source's files, as it is typed."""
+    return f"`tailor data prepare {source} --data-dir {quote(str(folder)) if folder else 'FOLDER'}` downloads them"
 
 
 def find(source: str, folder: Path | None, expected: Sequence[str]) -> list[Path]:
