@@ -88,10 +88,10 @@ def test_claims_are_judged_by_what_was_measured_and_by_what_was_published(folder
         ("does not hold", False),
         ("cannot be judged", None),
     ]
-    assert claims[0].text == "fedper above local in every column: wide +10.00, narrow +25.00" + (
+    assert claims[0].text == "fedper above local in every column: wide +10.00 ± 0.00, narrow +25.00 ± 0.00" + (
         " [published figures: holds in 1 of 2 comparisons, the others are missing]"
     )
-    assert claims[1].text.endswith("in wide: wide +10.00 [published figures: does not hold]")
+    assert claims[1].text.endswith("in wide: wide +10.00 ± 0.00 [published figures: does not hold]")
     assert claims[2].text == "nobody knows"
 
 

@@ -276,7 +276,8 @@ def test_the_table_has_means_intervals_and_differences_as_by_hand(measured: Path
 def test_claims_are_judged_with_their_numbers(measured: Path) -> None:
     def difference(row: str, other: str, key: str, column: str) -> str:
         pairs = [(summary(measured, row, column, s), summary(measured, other, column, s)) for s in (0, 1)]
-        return f"{100 * mean(one['personalized_accuracy'] - two[key] for one, two in pairs):+.2f}"
+        found = [100 * (one["personalized_accuracy"] - two[key]) for one, two in pairs]
+        return f"{mean(found):+.2f} ± {half(found):.2f}"
 
     lines = (measured / "table.md").read_text().partition("## Claims")[2].splitlines()
     above, far, level, columns = (line for line in lines if line.startswith(("- holds", "- does not hold")))
@@ -306,6 +307,40 @@ def test_a_claim_without_figures_cannot_be_judged_and_one_counterexample_is_enou
     assert word(2) == "does not hold"
     figures["deep", "two"] = 200
     assert word(2) == "holds", "level means within the margin, the margin included"
+
+
+def test_a_verdict_that_other_seeds_might_turn_is_marked(tmp_path: Path) -> None:
+    claims = [
+        {"row": "fedper", "above": "fedavg", "by": 5, "columns": "two"},
+        {"row": "fedper", "level": "fedavg", "within": 5, "columns": "two"},
+    ]
+    recipe = find_recipe(str(write(tmp_path, published="", small={**SMALL, "claims": claims})))
+
+    def words(*differences: float) -> list[str]:
+        figures = {"fedper": dict(enumerate(differences)), "fedavg": dict.fromkeys(range(9), 0.0)}
+        return [judge(claim, recipe, lambda at, _: figures.get(at[0], {})).word for claim in recipe.claims]
+
+    # Of two seeds the interval is 12.706 deviations wide to either side, and a deviation is half of their distance.
+    spread = "(within the spread over seeds)"
+    assert words(20.0, 22.0) == ["holds", "does not hold"]  # 8.3 to 33.7
+    assert words(20.0, 23.0) == [f"holds {spread}", f"does not hold {spread}"]
+    assert words(0.0, 0.4) == ["does not hold", "holds"]  # -2.3 to 2.7
+    assert words(0.0, 1.0) == [f"does not hold {spread}", f"holds {spread}"]
+    assert words(-40.0, 60.0) == [f"holds {spread}", f"does not hold {spread}"], "on both sides of being level"
+    assert words(5.001) == ["holds", "does not hold"], "of one seed there is no spread"
+    assert words(9.0, 9.0) == ["holds", "does not hold"], "no spread at all"
+
+
+def test_one_counterexample_beyond_the_spread_is_enough(tmp_path: Path) -> None:
+    claim = {"row": "fedper", "above": ["fedavg", "deep"], "columns": "two"}
+    recipe = find_recipe(str(write(tmp_path, published="", small={**SMALL, "claims": [claim]})))
+
+    def verdict(deep: float) -> str:
+        figures = {"fedper": {0: 20.0, 1: 22.0}, "fedavg": {0: 22.0, 1: 20.5}, "deep": {0: deep, 1: deep + 2}}
+        return judge(recipe.claims[0], recipe, lambda at, _: figures.get(at[0], {})).word
+
+    assert verdict(deep=40.0) == "does not hold"
+    assert verdict(deep=10.0) == "does not hold (within the spread over seeds)"
 
 
 def test_a_claim_may_be_that_less_is_better(tmp_path: Path) -> None:

@@ -27,6 +27,12 @@ def test_one_seed_has_no_interval_and_equal_ones_have_one_of_no_width() -> None:
     assert interval([0.5, 0.5]).half == 0
 
 
+def test_an_interval_ends_where_a_figure_cannot_be() -> None:
+    found = interval([0.2, 1.0], (0.0, 1.0))
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert found.half == pytest.approx(12.7062 * 0.4, abs=1e-4)
+
+
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
 def test_intervals_are_those_of_scipy(values: list[float]) -> None:
     found = interval(values)

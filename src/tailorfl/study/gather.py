@@ -7,7 +7,7 @@ from typing import Any
 
 from tailorfl.data.atomic import whole_file
 from tailorfl.errors import UserError
-from tailorfl.study.outcome import Outcome, Scores, beside, figure, judged, moment, settings_of, verdict_line
+from tailorfl.study.outcome import SPREAD, Outcome, Scores, beside, figure, judged, moment, settings_of, verdict_line
 from tailorfl.study.recipe import Moment, Point, Recipe
 from tailorfl.study.recipe_files import recipes
 from tailorfl.study.tidy import read_csv, write_csv
@@ -152,7 +152,8 @@ INTRO = (
 Tables and figures of the five papers, measured with tailorfl. Accuracies are in %. Each cell has the mean over seeds,
 with several of them ± half of a 95 % interval (Student's t), and in brackets what the paper prints and by how much the
 measured figure is above it; a dash was not measured. Claims are the paper's own; whether they hold is decided by the
-means.
+means. Of several seeds a difference has a ± too, half of such an interval of the differences seed by seed; a verdict is
+marked as within the spread over seeds where differences in that interval would make it another one.
 
 `tailor gather` makes this page of the figures in [{table}]({table}), a line for each cell and seed, which it takes from
 the folders that {command} leaves.
@@ -179,16 +180,18 @@ def markdown(figures: Sequence[Figure], table: str, guide: bool = False) -> str:
 
 
 def _overview(by_study: dict[str, list[Figure]]) -> list[str]:
-    lines = ["| study | cells | seeds | claims that hold | do not hold | not judged |", "|---|---|---|---|---|---|"]
+    heads = ("study", "cells", "seeds", "claims that hold", "do not hold", "not judged", SPREAD)
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, own in by_study.items():
         recipe, cells = recipes()[name], {(one.row, one.column) for one in own}
-        words = [found.word for found, _ in judged(recipe, scores_of(own))]
-        hold, fail = sum(word.startswith("holds") for word in words), words.count("does not hold")
+        found = [measured for measured, _ in judged(recipe, scores_of(own))]
+        words, close = [one.word for one in found], sum(one.within_spread for one in found)
+        hold, fail = (sum(word.startswith(said) for word in words) for said in ("holds", "does not hold"))
         seeds = len({one.seed for one in own})
         whole = len(recipe.rows) * len(recipe.columns)
         lines.append(
             f"| [{name}](#{_anchor(name)}) | {len(cells)} of {whole} | {seeds} | {hold} | {fail} | "
-            f"{len(words) - hold - fail} |"
+            f"{len(words) - hold - fail} | {close} |"
         )
     return lines
 

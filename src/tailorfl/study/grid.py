@@ -16,7 +16,7 @@ from tailorfl.study.cells import Cell, Failure, Result, Way, check_folders, chec
 from tailorfl.study.config import Config
 from tailorfl.study.folder import CONFIG, ERROR, PAGE, SUMMARY, is_run, take_away
 from tailorfl.study.progress import CellsProgress
-from tailorfl.study.recipe import checked_seeds
+from tailorfl.study.recipe import checked_seeds, possible
 from tailorfl.study.statistics import interval
 from tailorfl.study.tidy import (
     ASKED,
@@ -237,7 +237,7 @@ def diverged_updates(title: str, many: int) -> str:
 
 
 def _over_seeds(key: str, values: Sequence[float]) -> dict[str, float | None]:
-    found = interval(values) if values else None
+    found = interval(values, possible(key)) if values else None
     parts = {key: "mean", f"{key}.seed_std": "std", f"{key}.low": "low", f"{key}.high": "high"}
     return {name: getattr(found, part) if found else None for name, part in parts.items()}
 

@@ -1,7 +1,7 @@
 """What the cells of a recipe came to: tidy tables, one beside the published figures, claims, and statistics."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,14 +15,15 @@ from tailorfl.study.compare import evaluated_rounds
 from tailorfl.study.config import shown
 from tailorfl.study.grid import diverged_updates, names_and_seeds, refused
 from tailorfl.study.plan import Cell, Plan
-from tailorfl.study.recipe import Claim, Moment, Point, Recipe, best_of, folder_of
+from tailorfl.study.recipe import Claim, Moment, Point, Recipe, best_of, folder_of, possible
 from tailorfl.study.run import MAY_CHANGE
-from tailorfl.study.statistics import client_figures, holm, interval, over_seeds, paired
+from tailorfl.study.statistics import Interval, client_figures, holm, interval, over_seeds, paired
 from tailorfl.study.tables import probability
 from tailorfl.study.tidy import STATISTICS, flat, write_csv, write_results
 
 TABLE, FIGURES = "table.md", "table.csv"
 NAMES = ("study", "row", "column", "seed")  # of a run
+SPREAD = "within the spread over seeds"
 BEST = "best round picked on test data"
 
 Scores = dict[int, float]  # seed, figure
@@ -159,47 +160,74 @@ def unit(recipe: Recipe) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim against figures: by how much the first of each pair is above the second."""
+    """A claim against figures: by how much the first of each pair is above the second.
+
+    The means decide; whether those of other seeds might decide otherwise is said beside.
+    """
 
     claim: Claim
-    differences: dict[tuple[Point, Point], float]
+    differences: dict[tuple[Point, Point], Interval]
     of: int  # comparisons that the claim makes
 
     @property
     def word(self) -> str:
         if not self.differences:
             return "cannot be judged"
-        if not all(map(self.claim.holds, self.differences.values())):
-            return "does not hold"
+        spread = f" ({SPREAD})" if self.within_spread else ""
+        if self._against:
+            return f"does not hold{spread}"
         there = len(self.differences)
-        return "holds" if there == self.of else f"holds in {there} of {self.of} comparisons, the others are missing"
+        missing = "" if there == self.of else f" in {there} of {self.of} comparisons, the others are missing"
+        return f"holds{spread}{missing}"
+
+    @property
+    def _against(self) -> list[Interval]:
+        return [found for found in self.differences.values() if not self.claim.holds(found.mean)]
+
+    @property
+    def within_spread(self) -> bool:
+        """Whether an interval holds differences for and against; one counterexample without is enough."""
+        if self._against:
+            return not any(map(self._settled, self._against))
+        return not all(map(self._settled, self.differences.values()))
+
+    def _settled(self, found: Interval) -> bool:
+        """Of one seed the spread is not known."""
+        return found.low is None or found.high is None or self.claim.settled(found.low, found.high)
 
     def numbers(self, shown: str) -> str:
-        """For each column (or row) the difference that speaks most against the claim."""
+        """For each column (or row) the difference that speaks most against the claim, with its interval."""
         along = 1 if self.claim.row is not None else 0
-        worst: dict[str, tuple[float, Point]] = {}
-        for (first, second), difference in self.differences.items():
+        worst: dict[str, tuple[Interval, Point]] = {}
+        for (first, second), found in self.differences.items():
             at = first[along]
-            if at not in worst or self.claim.favour(difference) < self.claim.favour(worst[at][0]):
-                worst[at] = (difference, second)
+            if at not in worst or self.claim.favour(found.mean) < self.claim.favour(worst[at][0].mean):
+                worst[at] = (found, second)
         several = len(self.claim.others) > 1 or "others" in self.claim.others
         return ", ".join(
-            f"{at} {difference:+{shown}}" + (f" (over {second[1 - along]})" if several else "")
-            for at, (difference, second) in worst.items()
+            f"{at} {found.mean:+{shown}}"
+            + ("" if found.half is None else f" ± {found.half:{shown}}")
+            + (f" (over {second[1 - along]})" if several else "")
+            for at, (found, second) in worst.items()
         )
 
 
 def judge(claim: Claim, recipe: Recipe, scores: Callable[[Point, int | None], Scores]) -> Verdict:
-    """Differences of the means over the seeds that both of a pair have."""
+    """Differences seed by seed, over the seeds that both of a pair have."""
     found = {}
     pairs = claim.comparisons(recipe)
     for first, second in pairs:
         mine, theirs = scores(first, claim.round), scores(second, claim.round)
         both = mine.keys() & theirs.keys()
         if both:
-            # Rounded: a margin that is met to the digit is met.
-            found[first, second] = round(mean(mine[seed] - theirs[seed] for seed in both), 9)
+            found[first, second] = _rounded(interval([mine[seed] - theirs[seed] for seed in both]))
     return Verdict(claim, found, len(pairs))
+
+
+def _rounded(found: Interval) -> Interval:
+    """A margin that is met to the digit is met."""
+    shorter = {key: round(value, 9) for key, value in vars(found).items() if value is not None}
+    return replace(found, **shorter)
 
 
 def published_scores(recipe: Recipe) -> Callable[[Point, int | None], Scores]:
@@ -407,12 +435,14 @@ def _cells(outcome: Outcome) -> list[dict[str, Any]]:
     for row in plan.rows:
         for column in plan.columns:
             scores, published = outcome.scores((row, column)), recipe.published_for(row, column)
-            found = vars(interval(list(scores.values()))) if scores else {}
+            measure = recipe.measure_of(row, column)
+            low, high = (unit(recipe) * end for end in possible(measure))
+            found = vars(interval(list(scores.values()), (low, high))) if scores else {}
             rows.append(
                 {
                     "row": row,
                     "column": column,
-                    "measure": recipe.measure_of(row, column),
+                    "measure": measure,
                     "figure": moment(recipe, plan.figure),
                     "seeds": len(scores),
                     **{key: found.get(key) for key in ("mean", "std", "low", "high")},

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,6 +112,11 @@ class Claim(BaseModel):
 
     def holds(self, difference: float) -> bool:
         return self.favour(difference) >= 0 if self.level is not None else self.favour(difference) > 0
+
+    def settled(self, low: float, high: float) -> bool:
+        """Whether all differences between two say the same of the claim."""
+        nearest = min(max(0.0, low), high)  # to zero, where two are level
+        return len({self.holds(difference) for difference in (low, nearest, high)}) == 1
 
     def favour(self, difference: float) -> float:
         """By how much a difference speaks for the claim."""
@@ -319,6 +325,13 @@ def check_measure(measure: str) -> None:
 def in_percent(measure: str) -> bool:
     """Accuracies, and gaps between them, are fractions in a summary and per cent in a table."""
     return measure.partition(".")[0].endswith(("accuracy", "accuracies", "accuracy_std", "_gap"))
+
+
+def possible(measure: str) -> tuple[float, float]:
+    """Between what a figure lies: accuracies are shares of what is tested, and a gap is between two of them."""
+    if not in_percent(measure):
+        return -inf, inf
+    return (-1.0, 1.0) if measure.partition(".")[0].endswith("_gap") else (0.0, 1.0)
 
 
 def best_of(measure: str) -> Callable[[Iterable[float]], float] | None:

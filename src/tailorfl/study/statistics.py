@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -18,22 +18,18 @@ SAME = 1e-12  # of two accuracies: what is left of a sum of equal numbers is no 
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean over seeds; with two or more its standard deviation and the ends of a 95 % interval."""
+    """The mean over seeds; with two or more its standard deviation, and half of a 95 % interval and its ends."""
 
     count: int
     mean: float
     std: float | None = None
+    half: float | None = None  # what is written after ±
     low: float | None = None
     high: float | None = None
 
-    @property
-    def half(self) -> float | None:
-        """What is written after ±."""
-        return None if self.high is None else self.high - self.mean
 
-
-def interval(values: Sequence[float]) -> Interval:
-    """By Student's t: seeds are few, so their own spread is uncertain too."""
+def interval(values: Sequence[float], possible: tuple[float, float] = (-inf, inf)) -> Interval:
+    """By Student's t: seeds are few, so their own spread is uncertain too. Its ends are what a figure can be."""
     count, middle = len(values), fmean(values)
     if count < 2:
         return Interval(count, middle)
@@ -41,7 +37,8 @@ def interval(values: Sequence[float]) -> Interval:
 
     spread = stdev(values)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * spread / sqrt(count)
-    return Interval(count, middle, spread, middle - half, middle + half)
+    low, high = (min(max(end, possible[0]), possible[1]) for end in (middle - half, middle + half))
+    return Interval(count, middle, spread, half, low, high)
 
 
 @dataclass(frozen=True)
