@@ -156,7 +156,12 @@ def test_a_narrow_resnet_trains() -> None:
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
-        ("fedavg", {}, "fedavg cannot serve groups .* allowed: heterofl, local, pmixfed, scalablefl"),
+        (
+            "fedavg",
+            {},
+            "fedavg cannot serve groups .* allowed: heterofl with personal_layers=1, local, "
+            "pmixfed with personal_layers=1, scalablefl$",
+        ),
         ("heterofl", {}, "groups cannot share a head; allowed: personal_layers=1 or more"),
         ("scalablefl", {"network": "mlp"}, "network=mlp: it cannot be scaled .* resnet18, .*stride-cnn, vgg11"),
         ("scalablefl", {"network_options": {"stages": 2}}, "stages follows from the groups"),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from tailorfl.cohort import Batch, Client, Cohort
 from tailorfl.cohort.objective import class_losses
-from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Message, Server
 from tailorfl.methods.method import Method
 from tailorfl.models.network import Layer, Network, Values
@@ -99,8 +98,6 @@ class HeteroFL(Method):
         return tuple(network if ratio == 1 else self._narrow(network, ratio) for ratio in self.ratios)
 
     def sizes(self, scaling: Scaling) -> tuple[Size, ...]:
-        if self.personal_layers == 0:
-            raise UserError("heterofl: groups cannot share a head; allowed: personal_layers=1 or more")
         return scaling.matched(self.stages or max(size.stages for size in scaling.sizes()))
 
     def network_of(self, client: int, round: int) -> int:

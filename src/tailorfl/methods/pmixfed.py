@@ -5,7 +5,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from tailorfl.cohort import Cohort
-from tailorfl.errors import UserError
 from tailorfl.exchange.messages import Message
 from tailorfl.methods.mixing import LayerMixing, Rule
 from tailorfl.models.network import Layer, Network, Values
@@ -35,8 +34,6 @@ class PMixFed(LayerMixing):
 
     def sizes(self, scaling: Scaling) -> tuple[Size, ...]:
         """Groups with other image sizes have networks of other depths; all have the same width."""
-        if self.personal_layers == 0:
-            raise UserError("pmixfed: groups cannot share a head; allowed: personal_layers=1 or more")
         return tuple(Size(1.0, size.stages) for size in scaling.sizes())
 
     def train_alone(self, clients: Cohort, received: Message) -> Values:

@@ -129,9 +129,8 @@ def configure(method_name: str, settings: Mapping[str, Any]) -> Config:
     if method.holds_out() and "validation_fraction" not in settings:
         experiment = experiment.model_copy(update={"validation_fraction": HELD_OUT})
     _check_together(experiment)
-    if experiment.groups and not method.mixed:
-        able = ", ".join(name for name, other in methods().items() if other.mixed)
-        raise UserError(f"{method_name} cannot serve groups of clients with other networks; allowed: {able}")
+    if experiment.groups:
+        _check_groups(method_name, method)
     return Config(method_name, experiment, method.completed(experiment.rounds))
 
 
@@ -246,6 +245,23 @@ def _check_together(experiment: Experiment) -> None:
     wrong = [number for number in experiment.everyone_in if not 1 <= abs(number) <= experiment.rounds]
     if wrong:
         raise UserError(f"everyone_in={wrong}: allowed are rounds 1 to {experiment.rounds}, or -1 for the last")
+
+
+def _check_groups(method_name: str, method: Method) -> None:
+    """Whether a method can serve clients with other networks, whose heads are for other classes."""
+    if not method.mixed:
+        able = (
+            f"{name} with personal_layers=1" if _shares_head(kind.model_construct()) else name
+            for name, kind in methods().items()
+            if kind.mixed
+        )
+        raise UserError(f"{method_name} cannot serve groups of clients with other networks; allowed: {', '.join(able)}")
+    if _shares_head(method):
+        raise UserError(f"{method_name}: groups cannot share a head; allowed: personal_layers=1 or more")
+
+
+def _shares_head(method: Method) -> bool:
+    return getattr(method, "personal_layers", None) == 0
 
 
 def _check_joining(experiment: Experiment) -> None:
