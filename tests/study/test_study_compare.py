@@ -18,8 +18,10 @@ from tailorfl.data.occupied import occupied
 from tailorfl.errors import UserError
 from tailorfl.federation.rounds import RoundLoop
 from tailorfl.methods import find_method
+from tailorfl.report import figures
 from tailorfl.report.page import page_data
 from tailorfl.report.results import read_results
+from tailorfl.study import palette
 from tailorfl.study.build import build
 from tailorfl.study.cells import Way
 from tailorfl.study.compare import (
@@ -32,6 +34,7 @@ from tailorfl.study.compare import (
     write_table,
 )
 from tailorfl.study.grid import Grid
+from tailorfl.study.palette import look
 from tailorfl.study.run import Run
 from tailorfl.study.statistics import signed_rank
 
@@ -108,6 +111,15 @@ def test_the_curves_are_drawn_as_a_picture(compared: Path, tmp_path: Path) -> No
     content = (tmp_path / "curves.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
+
+
+def test_lines_of_a_picture_differ_in_more_than_colour_and_look_as_in_figures_and_on_the_page() -> None:
+    assert (palette.COLOURS, palette.STROKES, palette.SIGNS) == (figures.COLOURS, figures.STROKES, figures.SIGNS)
+    looks = [look(place, 10) for place in range(len(palette.COLOURS) * len(palette.STROKES))]
+    assert len({(one["color"], one["linestyle"]) for one in looks}) == len(looks)
+    assert len({one["marker"] for one in looks[:7]}) == 7
+    page = (Path(figures.__file__).parent / "assets/page.js").read_text()
+    assert f"const COLOURS = [{', '.join(map(json.dumps, palette.COLOURS))}];" in page
 
 
 REGRESSION = {"data": "synthetic-regression", "partition": "natural", "samples": 12, "samples_per_client": None}

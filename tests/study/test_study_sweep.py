@@ -312,14 +312,14 @@ def test_the_picture_has_a_line_for_each_combination_of_the_other_keys(
     lines, seeds = plan_sweep("fedper", values, {**SMALL, "personal_layers": 1})
     made = Grid(tmp_path, lines, seeds)
     for number, line in enumerate(made.lines):
-        made.summaries[line, 0] = {"validation_accuracy": 0.5, "personalized_accuracy": number / 100}
+        made.summaries[line, 0] = {"validation_accuracy": 0.5, "personalized_accuracy": number / 16}
     draw_sweep(made, tmp_path / "sweep.png")
-    assert drawn == {
-        "network=mlp, local_epochs=1": {0.1: [0.0], 0.2: [0.02], 0.3: [0.04]},
-        "network=mlp, local_epochs=2": {0.1: [0.01], 0.2: [0.03], 0.3: [0.05]},
-        "network=linear, local_epochs=1": {0.1: [0.06], 0.2: [0.08], 0.3: [0.1]},
-        "network=linear, local_epochs=2": {0.1: [0.07], 0.2: [0.09], 0.3: [0.11]},
+    assert drawn == {  # in per cent
+        "network=mlp, local_epochs=1": {0.1: [0.0], 0.2: [12.5], 0.3: [25.0]},
+        "network=mlp, local_epochs=2": {0.1: [6.25], 0.2: [18.75], 0.3: [31.25]},
+        "network=linear, local_epochs=1": {0.1: [37.5], 0.2: [50.0], 0.3: [62.5]},
+        "network=linear, local_epochs=2": {0.1: [43.75], 0.2: [56.25], 0.3: [68.75]},
     }
     drawn.clear()
     draw_sweep(grid({(0.1, 0): (0.9, 0.2), (0.1, 1): (0.7, 0.4), (0.2, 0): (0.8, 0.6)}), tmp_path / "one.png")
-    assert drawn == {"test": {0.1: [0.2, 0.4], 0.2: [0.6]}, "validation": {0.1: [0.9, 0.7], 0.2: [0.8]}}
+    assert drawn == {"test": {0.1: [20.0, 40.0], 0.2: [60.0]}, "validation": {0.1: [90.0, 70.0], 0.2: [80.0]}}

@@ -12,6 +12,7 @@ from tailorfl.methods import find_method
 from tailorfl.study.config import Config, Experiment, configure
 from tailorfl.study.folder import ROUNDS, read_lines
 from tailorfl.study.grid import Grid, Line, take_seeds
+from tailorfl.study.palette import look
 from tailorfl.study.statistics import Paired, client_figures, holm, over_seeds, paired
 from tailorfl.study.tidy import COMPARISON, STATISTICS, columns_of, flat, write_csv
 
@@ -107,27 +108,26 @@ def write_statistics(grid: Grid) -> list[dict[str, Any]]:
 
 # Curves.
 
-COLOURS = 10  # of a plot's lines, before they begin again
-STYLES = ("-", "--", ":", "-.")
-
 
 def draw_curves(runs: Mapping[str, Sequence[Path]], path: Path) -> None:
-    """Accuracy (or loss) over rounds, a line a method, and the accuracy a client is served with, sorted.
+    """Accuracy in per cent (or loss) over rounds, a line a method, and what a client is served with, sorted.
 
     Of several seeds the curve is the mean, and the clients of all are sorted together.
     """
     lines = {name: [evaluated_rounds(folder) for folder in folders] for name, folders in runs.items()}
     regression = all(line[-1]["personalized_accuracy"] is None for found in lines.values() for line in found)
-    key, label = ("personalized_loss", "loss") if regression else ("personalized_accuracy", "personalized accuracy")
+    key, label = ("personalized_loss", "loss") if regression else ("personalized_accuracy", "personalized accuracy, %")
+    unit = 1 if regression else 100
     with picture(path, (10, 4)) as figure:
         rounds, clients = figure.subplots(1, 2)
         for number, (name, found) in enumerate(lines.items()):
-            style = STYLES[number // COLOURS % len(STYLES)]  # where the colours begin again
             curve = _mean_curve(found, key)
-            rounds.plot(list(curve), list(curve.values()), style, marker="o", ms=3, label=name)
+            values = [unit * value for value in curve.values()]
+            rounds.plot(list(curve), values, label=name, **look(number, len(curve)))
             every = [client_figures(folder, "loss" if regression else "accuracy") for folder in runs[name]]
-            served = sorted(value for one in every for value in one.values())
-            clients.plot([100 * (k + 0.5) / len(served) for k in range(len(served))], served, style)
+            served = sorted(unit * value for one in every for value in one.values())
+            places = [100 * (k + 0.5) / len(served) for k in range(len(served))]
+            clients.plot(places, served, **look(number, len(served)))
         rounds.set(xlabel="round", ylabel=label, title="over rounds")
         rounds.locator_params(axis="x", integer=True)
         clients.set(xlabel="share of clients, %", ylabel=label, title="each client, sorted")

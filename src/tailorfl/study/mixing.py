@@ -11,6 +11,7 @@ from tailorfl.data.extras import picture
 from tailorfl.errors import UserError
 from tailorfl.study.export import one_client, read_run
 from tailorfl.study.folder import NOTES
+from tailorfl.study.palette import COLOURS
 from tailorfl.study.tidy import read_csv
 
 Notes = dict[int, dict[str, dict[str, float]]]  # round, client, name
@@ -84,7 +85,7 @@ def _heat_map(axes: Any, notes: Notes, client: str, way: str) -> Any:
 
 
 def _factors(axes: Any, notes: Notes) -> None:
-    for colour, (way, name) in zip(("C0", "C1"), WAYS.items(), strict=True):
+    for colour, (way, name) in zip(COLOURS, WAYS.items(), strict=False):
         there = {n: [note[f"mu_{way}"] for note in c.values() if f"mu_{way}" in note] for n, c in sorted(notes.items())}
         known = {number: values for number, values in there.items() if values}
         low, middle, high = (
@@ -100,6 +101,6 @@ def _factors(axes: Any, notes: Notes) -> None:
 
 def _frozen(axes: Any, notes: Notes) -> None:
     found = frozen_layers(notes)
-    axes.plot(list(found), list(found.values()), color="C2")
+    axes.plot(list(found), list(found.values()), color=COLOURS[2])
     axes.set(xlabel="round", ylabel="layers", title="layers of a client with nothing global, mean", ylim=(0, None))
     axes.grid(alpha=0.3)

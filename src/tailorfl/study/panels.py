@@ -8,9 +8,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from tailorfl.data.extras import picture
-from tailorfl.study.compare import COLOURS, STYLES, legend_below
+from tailorfl.study.compare import legend_below
 from tailorfl.study.folder import MEASURES
 from tailorfl.study.outcome import BEST, Outcome, unit
+from tailorfl.study.palette import look
 from tailorfl.study.plan import Plan
 from tailorfl.study.recipe import folder_of
 from tailorfl.study.tidy import read_csv
@@ -130,13 +131,12 @@ def logarithmic(places: Collection[float]) -> bool:
 def draw_line(axes: Any, name: str, number: int, line: Line) -> None:
     """The means over seeds, and a band of one deviation."""
     places = sorted(line)
-    style = STYLES[number // COLOURS % len(STYLES)]
+    style = look(number, len(places))
     middle = [mean(line[place]) for place in places]
-    colour = f"C{number % COLOURS}"
-    axes.plot(places, middle, style, color=colour, marker="o", ms=3, label=name)
+    axes.plot(places, middle, label=name, **style)
     spread = [stdev(line[place]) if len(line[place]) > 1 else 0.0 for place in places]
     lower, upper = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
-    axes.fill_between(places, lower, upper, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(places, lower, upper, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def scale(axes: Any, places: Mapping[str, float]) -> None:

@@ -12,9 +12,9 @@ from tailorfl.data.extras import picture
 from tailorfl.detection.detections import detect
 from tailorfl.errors import UserError
 from tailorfl.study.export import Restored, one_client, read_run, restored
+from tailorfl.study.palette import COLOURS
 
 ACROSS = 4  # images in a row
-COLOURS = 10
 
 
 def draw_detections(
@@ -63,7 +63,7 @@ def _draw(cohort: Cohort, rows: Tensor, found: Sequence[Tensor], title: str, out
                 if kind >= 0:
                     _frame(axes, box, side, color="white", linestyle="--", linewidth=1)
             for kind, score, *box in objects.flip(0).tolist():  # the best on top
-                colour = f"C{int(kind) % COLOURS}"
+                colour = COLOURS[int(kind) % len(COLOURS)]
                 _frame(axes, box, side, color=colour, linewidth=2)
                 label = f"{cohort.data.classes[int(kind)]} {score:.2f}"
                 place = (box[0] * side, max(box[1] * side, 0.06 * side))

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from tailorfl.data import extras
 from tailorfl.seeding import generator
+from tailorfl.study.palette import COLOURS
 
 NAME = "ppfe/figure3"
 METHODS = ("PPFE", "Local", "FedAvg")
@@ -384,8 +385,8 @@ def tables(rows: Sequence[Row], options: Figure3) -> list[Table]:
     return made
 
 
-# Colours that colour-blind readers tell apart (Okabe and Ito); markers and dashes say the same in print.
-LINES = {"PPFE": ("#0072B2", "o", "-"), "Local": ("#D55E00", "s", "--"), "FedAvg": ("#009E73", "^", "-.")}
+# Markers and dashes say the same as colours in print.
+LINES = {"PPFE": (COLOURS[0], "o", "-"), "Local": (COLOURS[1], "s", "--"), "FedAvg": (COLOURS[2], "^", "-.")}
 
 
 def picture(rows: Sequence[Row], options: Figure3, path: Path) -> None:

@@ -164,7 +164,7 @@ def draw_sweep(grid: Grid, path: Path) -> None:
         axes = figure.subplots()
         for number, (name, own) in enumerate(_figures(grid, others).items()):
             draw_line(axes, name, number, {places[shown(line.settings[along])]: some for line, some in own.items()})
-        axes.set(xlabel=along, ylabel="loss" if grid.regression else "accuracy")
+        axes.set(xlabel=along, ylabel="loss" if grid.regression else "accuracy, %")
         axes.set_title("test data" if others else "", fontsize="medium")
         axes.grid(alpha=0.3)
         if others:
@@ -177,11 +177,12 @@ def draw_sweep(grid: Grid, path: Path) -> None:
 def _figures(grid: Grid, others: Sequence[str]) -> dict[str, dict[Line, list[float]]]:
     """By what a line is called: of one key on test and validation data, else on test data by the other keys' values."""
     test, found = "personalized_loss" if grid.regression else "personalized_accuracy", grid.measured()
+    unit = 1 if grid.regression else 100
     named = {"": test} if others else {"test": test, "validation": _measure(grid)}
     figures: dict[str, dict[Line, list[float]]] = {}
     for (name, measure), (line, runs) in product(named.items(), found.items()):
-        own = [one.get(measure) for one in runs.values()]
+        own: list[Any] = [one.get(measure) for one in runs.values()]
         called = name or ", ".join(f"{key}={shown(line.settings[key])}" for key in others)
         if None not in own:
-            figures.setdefault(called, {})[line] = own
+            figures.setdefault(called, {})[line] = [unit * value for value in own]
     return figures
