@@ -29,6 +29,7 @@ from tailorfl.console import (
     out,
     refuse_empty_paths,
     say,
+    show_list,
     show_log,
     split_method,
     stopped,
@@ -206,12 +207,12 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, with al
         kind = find_method(name)
         about = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(kind.__doc__ or ""))
         out.print(f"[bold]{name}[/bold]  {escape(about)}\n", highlight=False)
-        out.print(_options(kind))
+        show_list(_options(kind))
         return
     table = Table("method", Column("paper", no_wrap=True), "what is shared", "idea")
     for known, kind in all_methods().items():
         table.add_row(known, kind.paper, kind.shares, escape(_idea(kind)))
-    out.print(table)
+    show_list(table)
 
 
 @data_app.command("list")
@@ -226,7 +227,7 @@ def data_list(data_dir: DataDir = None) -> None:
         folders = ", ".join(dict.fromkeys(file.split("/")[0] for file in entry.files))
         state = f"{folders}: {'[green]present[/green]' if there else 'missing'}" if entry.files else entry.obtain
         table.add_row(shown, entry.description, state)
-    out.print(table)
+    show_list(table)
 
 
 @data_app.command("inspect")

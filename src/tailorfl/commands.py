@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ from tailorfl.console import (
     fresh,
     out,
     say,
+    show_list,
     show_log,
     split_method,
     stopped,
@@ -29,7 +30,7 @@ from tailorfl.report.commands import show_page
 
 if TYPE_CHECKING:
     from tailorfl.study.cells import Way
-    from tailorfl.study.grid import Grid, Line
+    from tailorfl.study.grid import Grid
     from tailorfl.study.plan import Plan
     from tailorfl.study.reproduce import Study
 
@@ -65,6 +66,7 @@ def compare(
     """Train several methods on the same federation and set them side by side."""
     from tailorfl.study import compare as comparison
     from tailorfl.study.config import read_settings
+    from tailorfl.study.grid import Grid
     from tailorfl.study.tables import lines_table, paired_table, summary_table
     from tailorfl.study.tidy import COMPARISON, CURVES
 
@@ -76,8 +78,8 @@ def compare(
     lines, seeds = comparison.plan_comparison(names, read)
     folder = _folder(out_dir, resume, "comparison", f"compare-{lines[0].config.experiment.data}", seeds)
     way = way_of(data_dir, resume, force, loggers, jobs, together, reuse)
-    asked = {"methods": names, "settings": read}
-    grid = _measured(lines, seeds, asked, folder, way, quiet)
+    grid = Grid(folder, lines, seeds, asked={"methods": names, "settings": read})
+    _measure(grid, way, quiet, ["compare", *names, *_settings(arguments, config)])
     if found := grid.measured():
         comparison.write_table([comparison.over_runs(list(runs.values())) for runs in found.values()], folder)
         paired = paired_table(comparison.write_statistics(grid))
@@ -116,6 +118,7 @@ def sweep(
     """Train a method with every combination of settings and set them side by side."""
     from tailorfl.study import sweep as sweeps
     from tailorfl.study.config import read_settings, shown
+    from tailorfl.study.grid import Grid
     from tailorfl.study.tables import lines_table
     from tailorfl.study.tidy import RESULTS, SWEPT
 
@@ -128,8 +131,8 @@ def sweep(
     lines, seeds = sweeps.plan_sweep(str(name), values, base)
     folder = _folder(out_dir, resume, "sweep", f"sweep-{name}-{lines[0].config.experiment.data}", seeds)
     way = way_of(data_dir, resume, force, loggers, jobs, together, reuse)
-    asked = {"method": str(name), "values": values, "settings": base}
-    grid = _measured(lines, seeds, asked, folder, way, quiet)
+    grid = Grid(folder, lines, seeds, asked={"method": str(name), "values": values, "settings": base})
+    _measure(grid, way, quiet, ["sweep", *([method] if method else []), *_settings(pairs, config)])
     if found := grid.measured():
         sweeps.write_statistics(grid)
         keys = sweeps.swept_keys(lines)
@@ -167,7 +170,7 @@ def reproduce(
     from tailorfl.study.recipe import Recipe
 
     if name is None:
-        return out.print(studies.studies_table())
+        return show_list(studies.studies_table())
     study, given = studies.find_study(name), read_settings(settings or [])
     if not isinstance(study, Recipe):
         instead = {
@@ -203,7 +206,7 @@ def _compute(
     from tailorfl.study import reproduce as studies
 
     if options:
-        return out.print(studies.options_table(name, study.options))
+        return show_list(studies.options_table(name, study.options))
     checked = studies.read_options(name, given)
     folder = out_dir or fresh(name)
     studies.check_folder(folder, force)
@@ -222,7 +225,7 @@ def _show_cells(planned: "Plan") -> None:
     from tailorfl.study.reproduce import cells_table
 
     recipe = planned.recipe
-    out.print(cells_table(planned))
+    show_list(cells_table(planned))
     for claim in recipe.claims:
         say(f"claim: {claim.sentence(recipe)}")
     for one in recipe.open:
@@ -303,7 +306,19 @@ def way_of(
 def again(way: "Way") -> str:
     """The options that a run which goes on needs again, because they are not stored with it."""
     data = way.data_dir if way.data_dir and os.environ.get("TAILOR_DATA") != str(way.data_dir) else None
-    return (f" --data-dir {quote(str(data))}" if data else "") + "".join(f" --log {name}" for name in way.loggers)
+    many = {"jobs": way.jobs, "together": way.together}
+    return (
+        (f" --data-dir {quote(str(data))}" if data else "")
+        + "".join(f" --{name} {number}" for name, number in many.items() if number > 1)
+        + "".join(f" --reuse {quote(str(place))}" for place in way.reuse)
+        + "".join(f" --log {name}" for name in way.loggers)
+    )
+
+
+def _settings(arguments: Sequence[str] | None, config: Path | None) -> list[str]:
+    """The settings of a command, as they are typed again."""
+    pairs = [argument for argument in arguments or () if "=" in argument]
+    return [*pairs, *(["--config", str(config)] if config else [])]
 
 
 def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Sequence[int]) -> Path:
@@ -312,23 +327,18 @@ def _folder(out_dir: Path | None, resume: bool, what: str, name: str, seeds: Seq
     return out_dir or fresh(f"{name}-seed{seeds[0]}" if len(seeds) == 1 else name)
 
 
-def _measured(
-    lines: "Sequence[Line]", seeds: tuple[int, ...], asked: dict[str, Any], folder: Path, way: "Way", quiet: bool
-) -> "Grid":
-    """Run all of a grid; if it is stopped, say how to go on."""
+def _measure(grid: "Grid", way: "Way", quiet: bool, typed: Sequence[str]) -> None:
+    """Run all of a grid; if it is stopped, say how to go on: by what was typed."""
     from tailorfl.data.occupied import occupied
     from tailorfl.study.folder import check_writable
-    from tailorfl.study.grid import Grid
     from tailorfl.study.progress import StopOnInterrupt
 
-    grid = Grid(folder, lines, seeds, asked=asked)
-    check_writable(folder)
-    with occupied(folder), StopOnInterrupt(err) as stop:
+    check_writable(grid.folder)
+    with occupied(grid.folder), StopOnInterrupt(err) as stop:
         grid.check(way)
         whole = grid.run(way, _shown(quiet), lambda: stop.wanted)
     if not whole:
-        stopped(f"the same command with --resume --out {quote(str(folder))}")
-    return grid
+        stopped(f"tailor {join(typed)} --resume --out {quote(str(grid.folder))}{again(way)}")
 
 
 def _shown(quiet: bool) -> Console:

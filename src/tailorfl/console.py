@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
 
 from tailorfl.errors import UserError
 
@@ -21,6 +22,8 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that wa
 Page = Annotated[bool, typer.Option("--page/--no-page", help="Write the page of the results, report.html.")]
 Loggers = Annotated[list[str] | None, typer.Option("--log", help="Also log to tensorboard, or mlflow; repeatable.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and the result only.")]
+
+WIDEST = 10_000  # letters on a line of a pipe or a file
 
 # What is printed may hold anything a user typed: no :codes: for pictures in it.
 out = Console(emoji=False)
@@ -37,6 +40,12 @@ def show_log(quiet: bool) -> None:
 def say(line: str, console: Console = out) -> None:
     """A line as it is: it may hold anything a user typed, and is not broken where the terminal ends."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_list(table: Table) -> None:
+    """A table that is searched as well as read: where there is no terminal its cells are not broken."""
+    console = out if out.is_terminal else Console(width=WIDEST, emoji=False)
+    console.print(table)
 
 
 def refuse_empty_paths(command: Any) -> None:

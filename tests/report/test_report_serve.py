@@ -291,7 +291,8 @@ def test_the_command_refuses_what_is_no_folder_and_a_port_that_is_taken(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"127.0.0.1:{port} cannot be listened on; allowed: another" in said(str(root), "--port", port)
+        why = "cannot be listened on: Address already in use; allowed: another"
+        assert f"127.0.0.1:{port} {why}" in said(str(root), "--port", port)
 
 
 def test_the_data_of_a_page_is_plain_json(client: TestClient) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import sys
 from pathlib import Path
 from statistics import mean
@@ -35,6 +36,7 @@ from tailorfl.study.compare import (
 )
 from tailorfl.study.grid import Grid
 from tailorfl.study.palette import look
+from tailorfl.study.progress import StopOnInterrupt
 from tailorfl.study.run import Run
 from tailorfl.study.statistics import signed_rank
 
@@ -447,6 +449,26 @@ def test_a_comparison_over_seeds_goes_on_with_more_of_them(study: Tailor, tmp_pa
     status, _, err = study("compare", "fedavg", *QUICK, "--out", "out", "--resume")
     said = "out has method=fedavg seed=4 too; allowed: to name all that it has, another --out"
     assert (status, err) == (2, f"tailor: {said}\n")
+    status, _, err = study("compare", "fedavg", *QUICK, "seeds=[4,2,0]", "lr=0.5", "--out", "out", "--resume")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "out has method=local seed=4 too;" in err
+    assert "its configuration changed: lr: " in err, "all that is wrong is said at once"
+
+
+@pytest.mark.parametrize("name", ["compare fedavg local", "sweep fedavg lr=0.1,0.2"])
+def test_an_interrupt_prints_the_whole_command_that_goes_on(
+    name: str, study: Tailor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StopOnInterrupt, "__enter__", lambda self: setattr(self, "wanted", True) or self)
+    monkeypatch.setattr(StopOnInterrupt, "__exit__", lambda self, *_: None)
+    (tmp_path / "more.yaml").write_text("momentum: 0.1\n")
+    command = shlex.split(name)
+    typed = ["network_options={hidden: [8]}", "data=digits", "clients=4", "rounds=1", "--config", "more.yaml"]
+    status, _, err = study(*command, *typed, "--jobs", "2", "--force", "-q", "--out", "my runs")
+    [line] = [line for line in err.splitlines() if "go on with" in line]
+    assert status == 130
+    again = [*command, *typed, "--resume", "--out", "my runs", "--jobs", "2"]
+    assert line == f"stopped; go on with: tailor {shlex.join(again)}"
 
 
 def test_a_comparison_of_one_seed_goes_on_with_several(study: Tailor, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from study_runs import Tailor
 from torch import Tensor
 
 from tailorfl.errors import UserError
+from tailorfl.study.recipe_files import recipes
 from tailorfl.study.reproduce import STUDIES, read_options
 from tailorfl.study.ridge import (
     METHODS,
@@ -242,6 +243,11 @@ def test_without_a_name_the_studies_are_listed(tailor: Tailor) -> None:
     status, out, _ = tailor()
     assert status == 0
     assert all(name in out for name in STUDIES)
+
+
+def test_where_there_is_no_terminal_a_study_is_one_line_to_be_searched(tailor: Tailor) -> None:
+    [line] = [line for line in tailor()[1].splitlines() if "ppfe/table1" in line]
+    assert recipes()["ppfe/table1"].title in line
 
 
 def test_the_options_are_listed_with_their_defaults(tailor: Tailor, tmp_path: Path) -> None:

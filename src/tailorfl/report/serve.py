@@ -140,7 +140,8 @@ def serve(root: Path, host: str, port: int, ready: Callable[[str], None]) -> Non
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise UserError(f"{host}:{port} cannot be listened on; allowed: another --port or --host") from error
+        why = (error.strerror or str(error)).partition(" (")[0]  # in brackets the address again
+        raise UserError(f"{host}:{port} cannot be listened on: {why}; allowed: another --port or --host") from error
     with listener:
         name, number = listener.getsockname()[:2]
         ready(f"http://{f'[{name}]' if ':' in name else name}:{number}/")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,14 @@ class Grid:
         taken = [place for line in self.lines if is_run(place := self.folder / line.name)]
         if taken and not way.force:
             raise UserError(f"{taken[0]} is the folder of a run; allowed: another --out, --force to replace")
-        self._check_tables(way)
-        check_folders(list(self.cells), way)
+        problems = []
+        for check in (self._check_tables, partial(check_folders, list(self.cells))):
+            try:
+                check(way)
+            except UserError as problem:
+                problems.append(str(problem))
+        if problems:  # of results that go on both may be wrong; else one says it all
+            raise UserError("; ".join(problems if way.resume else problems[:1]))
         if way.force:
             check_unused(self._there())
 
