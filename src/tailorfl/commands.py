@@ -166,6 +166,7 @@ def reproduce(
     from tailorfl.data.occupied import occupied
     from tailorfl.study import reproduce as studies
     from tailorfl.study.config import read_settings
+    from tailorfl.study.loggers import one_store
     from tailorfl.study.plan import plan
     from tailorfl.study.recipe import Recipe
 
@@ -195,7 +196,7 @@ def reproduce(
     folder = out_dir or fresh(study.name)
     if not resume:
         studies.check_folder(folder, force)
-    with occupied(folder):
+    with occupied(folder), one_store(way.loggers, folder):
         _reproduce(name, planned, folder, way, quiet, page)
 
 
@@ -331,10 +332,11 @@ def _measure(grid: "Grid", way: "Way", quiet: bool, typed: Sequence[str]) -> Non
     """Run all of a grid; if it is stopped, say how to go on: by what was typed."""
     from tailorfl.data.occupied import occupied
     from tailorfl.study.folder import check_writable
+    from tailorfl.study.loggers import one_store
     from tailorfl.study.progress import StopOnInterrupt
 
     check_writable(grid.folder)
-    with occupied(grid.folder), StopOnInterrupt(err) as stop:
+    with occupied(grid.folder), one_store(way.loggers, grid.folder), StopOnInterrupt(err) as stop:
         grid.check(way)
         whole = grid.run(way, _shown(quiet), lambda: stop.wanted)
     if not whole:

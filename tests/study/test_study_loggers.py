@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -314,6 +315,26 @@ def test_every_run_of_a_study_is_logged_by_the_process_that_computes_it(
     status, _, err = study("compare", *settings, "--log", "paper", "--out", "other")
     assert (status, err) == (2, "tailor: --log paper: not known; allowed: mlflow, tensorboard\n")
     assert not (tmp_path / "other").exists()
+
+
+@needs("mlflow")
+def test_runs_of_a_study_are_side_by_side_in_one_mlflow(
+    study: Tailor, tmp_path: Path, quick_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    settings = ("fedavg", "local", *pairs(rounds=1), "-q", "--no-page", "--log", "mlflow", "--out", "out")
+    assert study("compare", *settings, "--jobs", "2", "data_dir=x")[0] == 2
+    assert not (tmp_path / "out").exists()
+    assert study("compare", *settings, "--jobs", "2")[0] == 0
+    assert study("compare", "ditto", *settings, "--resume")[0] == 0
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("mlflow.db")] == [Path("out/mlflow.db")]
+    client = MlflowClient(f"sqlite:///{tmp_path / 'out/mlflow.db'}")
+    found = client.search_runs([client.get_experiment_by_name(loggers.EXPERIMENT).experiment_id])
+    assert sorted(run.info.run_name for run in found) == [f"out/{name}/seed-0" for name in ("ditto", "fedavg", "local")]
+    assert {run.info.status for run in found} == {"FINISHED"}
+    assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
 def test_runs_of_seeds_have_names_that_tell_them_apart(tmp_path: Path) -> None:

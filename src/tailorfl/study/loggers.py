@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 EXTRA = "log"
 EXPERIMENT = "tailorfl"
+ADDRESS = "MLFLOW_TRACKING_URI"
 SUMMARY = "summary"  # before the names of figures of the whole run
 DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 AT_ONCE = 100  # settings that MLflow takes in one go
@@ -154,7 +155,7 @@ def topic(name: str) -> str:
 
 
 class MLflow:
-    """A run of MLflow: on the server that MLFLOW_TRACKING_URI names, else in a database in the run's folder.
+    """A run of MLflow: on the server that MLFLOW_TRACKING_URI names, else in a database in the run's or study's folder.
 
     ``mlflow.json`` keeps its name there. When a run goes on, rounds that MLflow has are not sent again.
     """
@@ -166,11 +167,11 @@ class MLflow:
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of every time that it asks a server again
         self.mlflow = import_extra("mlflow", EXTRA, "--log mlflow")
         self.entities = import_extra("mlflow.entities", EXTRA, "--log mlflow")
-        if os.environ.get("MLFLOW_TRACKING_URI"):
-            self._check_address(os.environ["MLFLOW_TRACKING_URI"])
+        if os.environ.get(ADDRESS):
+            self._check_address(os.environ[ADDRESS])
         else:
-            import_extra("sqlalchemy", EXTRA, "--log mlflow without MLFLOW_TRACKING_URI")
-            import_extra("alembic", EXTRA, "--log mlflow without MLFLOW_TRACKING_URI")
+            import_extra("sqlalchemy", EXTRA, f"--log mlflow without {ADDRESS}")
+            import_extra("alembic", EXTRA, f"--log mlflow without {ADDRESS}")
 
     def _check_address(self, address: str) -> None:
         """Refuse what can never work. A database is not asked: it would be made."""
@@ -178,18 +179,18 @@ class MLflow:
             try:
                 self.mlflow.MlflowClient()
             except self.mlflow.MlflowException as error:
-                raise UserError(f"MLFLOW_TRACKING_URI={address}: {reason(error)}") from error
+                raise UserError(f"{ADDRESS}={address}: {reason(error)}") from error
 
     def prepare(self) -> None:
         """A database that is new is made by whoever comes first, and only one may."""
-        if os.environ.get("MLFLOW_TRACKING_URI"):
+        if os.environ.get(ADDRESS):
             self.client = self.mlflow.MlflowClient()
             self._experiment()
 
     def start(self, config: Config, resumed: bool) -> int:
         folder = self.folder.resolve()
         self.client = self.mlflow.MlflowClient(
-            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / MLFLOW_STORE}"
+            tracking_uri=os.environ.get(ADDRESS) or f"sqlite:///{folder / MLFLOW_STORE}"
         )
         found = self._known() if resumed else None
         self.ended = found is not None and found.info.status == "FINISHED"
@@ -246,6 +247,22 @@ class MLflow:
 
 
 LOGGERS: dict[str, Callable[[Path], Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+
+
+@contextmanager
+def one_store(names: Sequence[str], folder: Path) -> Iterator[None]:
+    """MLflow has all runs of a study in one database, in the study's folder, where no other place is named for them."""
+    if "mlflow" not in names or os.environ.get(ADDRESS):
+        yield
+        return
+    store = folder.resolve() / MLFLOW_STORE
+    os.environ[ADDRESS] = f"sqlite:///{store}"  # other processes find it, too
+    try:
+        yield
+    finally:
+        del os.environ[ADDRESS]
+        if not any(folder.rglob(MLFLOW)):  # no run came to its first round
+            store.unlink(missing_ok=True)
 
 
 def prepare(names: Sequence[str]) -> None:
