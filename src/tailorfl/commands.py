@@ -167,7 +167,7 @@ def reproduce(
     from tailorfl.study import reproduce as studies
     from tailorfl.study.config import read_settings
     from tailorfl.study.loggers import one_store
-    from tailorfl.study.plan import plan
+    from tailorfl.study.plan import check_figures, plan
     from tailorfl.study.recipe import Recipe
 
     if name is None:
@@ -189,6 +189,8 @@ def reproduce(
         raise UserError("--resume needs --out, the folder of the study")
     way = way_of(data_dir, resume, force, loggers, jobs, together, reuse)
     planned = plan(study, studies.resumed_options(study, given, out_dir) if resume and out_dir else given)
+    if not resume:
+        check_figures(planned)
     if options:
         return _show_cells(planned)
     if resume and out_dir:

@@ -21,7 +21,7 @@ from tailorfl.report.study import study_of
 from tailorfl.study import run as module_of_runs
 from tailorfl.study.outcome import Outcome, comparisons, judge, published_scores
 from tailorfl.study.panels import _apart, _measures
-from tailorfl.study.plan import Cell, plan
+from tailorfl.study.plan import Cell, check_figures, plan
 from tailorfl.study.progress import StopOnInterrupt
 from tailorfl.study.recipe import Recipe
 from tailorfl.study.recipe_files import find_recipe, read_file, recipes
@@ -448,6 +448,38 @@ def test_a_study_of_ones_own_keeps_its_recipe_and_says_what_failed_on_its_page(t
     assert (tmp_path / "out/recipe/mine.yaml").read_text() == file.read_text()
     assert tailor("out/recipe/mine.yaml", "methods=fedavg", "-q", "--out", "out", "--force")[0] == 0
     assert (tmp_path / "out/recipe/mine.yaml").read_text() == file.read_text(), "it may be the only one"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"measure": "adapted_accuracy"}, "measure: fedavg has no figure adapted_accuracy; allowed: what every method"),
+        ({"measure": "new_client_accuracy"}, "new_client_accuracy is of runs with new_clients; allowed: to set new_cl"),
+        ({"measure": "out_of_sample_gap"}, "out_of_sample_gap is of runs with evaluate_training"),
+        ({"measure": "group_accuracies.large"}, "group_accuracies.large is of runs with groups"),
+        ({"last": 9}, "last: 9 of 2 rounds; allowed: 1 to 2"),
+    ],
+)
+def test_a_figure_that_no_run_will_have_is_refused_before_anything_runs(
+    changes: dict[str, Any], said: str, tmp_path: Path, tailor: Tailor
+) -> None:
+    own = {"settings": {**SETTINGS, "rounds": 2}, "rows": {"fedavg": {}, "fedper": {}}, "cells": {}, "claims": []}
+    file = write(tmp_path, published="", small={**SMALL, **own, **changes})
+    status, _, err = tailor(str(file), "--out", "out")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "tailor: mine/small, two, fedavg: " in err
+    assert said in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_of_a_paper_can_be_tried_in_few_rounds(tailor: Tailor) -> None:
+    options = ("pflego/table1", "column=mnist-high", "rounds=2", "--options")
+    assert tailor(*options)[0] == 0
+
+
+@pytest.mark.parametrize("name", list(recipes()))
+def test_the_figures_of_papers_are_such_as_runs_have(name: str) -> None:
+    check_figures(plan(recipes()[name], {}))
 
 
 def test_failed_cells_and_missing_data_are_reported_and_the_others_run(tmp_path: Path, tailor: Tailor) -> None:

@@ -10,7 +10,20 @@ from pydantic import BaseModel, Field
 from tailorfl.errors import UserError
 from tailorfl.methods import Method, find_method
 from tailorfl.study.config import Config, Experiment, configure, unknown_key
-from tailorfl.study.recipe import Moment, Names, Recipe, Settings, checked_seeds, folder_of
+from tailorfl.study.recipe import FIGURES, Moment, Names, Recipe, Settings, checked_seeds, folder_of
+
+# The figures that some runs only have, by how they begin, and the key that makes them.
+NEEDS = {
+    "new_client": "new_clients",
+    "participation_gap": "new_clients",
+    "joining": "joining_clients",
+    "cold_start": "joining_clients",
+    "validation": "validation_fraction",
+    "training_accuracy": "evaluate_training",
+    "own_training_loss": "evaluate_training",
+    "out_of_sample_gap": "evaluate_training",
+    "group": "groups",
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,31 @@ def _cell(
         return Cell(row, column, seed, config, given, title, folder_of(recipe, row, column, seed))
     except UserError as error:
         raise UserError(f"{recipe.name}, {column}, {row}: {error}") from error
+
+
+def check_figures(plan: Plan) -> None:
+    """Refuse figures that no run will have, as far as it is known before. What was begun is shown as it is."""
+    recipe = plan.recipe
+    for cell in plan.cells:
+        rounds = cell.config.experiment.rounds
+        try:
+            _check_measure(recipe.measure_of(cell.row, cell.column), cell.config)
+            if "rounds" not in plan.changes and rounds < recipe.last:  # a trial may be shorter
+                raise UserError(f"last: {recipe.last} of {rounds} rounds; allowed: 1 to {rounds}")
+        except UserError as error:
+            raise UserError(f"{recipe.name}, {cell.column}, {cell.row}: {error}") from error
+
+
+def _check_measure(measure: str, config: Config) -> None:
+    name, method = measure.partition(".")[0], type(config.method)
+    for figure, key in NEEDS.items():
+        if name.startswith(figure) and not getattr(config.experiment, key):
+            raise UserError(f"measure: {measure} is of runs with {key}; allowed: to set {key}, another measure")
+    if name not in FIGURES and method.others is Method.others and method.summary is Method.summary:
+        raise UserError(
+            f"measure: {config.method_name} has no figure {measure}; allowed: what every method has, "
+            "such as personalized_accuracy or global_accuracy"
+        )
 
 
 def _check_changes(recipe: Recipe, changes: Settings, kinds: Mapping[str, type[Method]]) -> None:

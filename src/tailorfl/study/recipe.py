@@ -19,14 +19,16 @@ NOT_SET = {"seed": "seeds: [...] beside rows and columns", "method": "rows, whic
 FIGURES = (  # of a summary, whatever the method
     *(
         f"{model}_{what}"
-        for model in ("personalized", "global", "validation", "new_client", "joining")
+        for model in ("personalized", "global", "validation", "new_client", "joining", "cold_start")
         for what in ("accuracy", "loss")
     ),
-    *("personalized_accuracy_std", "worst_decile_accuracy", "training_accuracy", "adapted_accuracy"),
+    *("personalized_accuracy_std", "worst_decile_accuracy", "training_accuracy"),
     "own_training_loss",
     *("participation_gap", "out_of_sample_gap", "group_accuracies", "group_mean_accuracy"),
-    *("training_loss", "bytes_up", "bytes_down", "parameters", "shared_parameters", "seconds_training"),
+    *("training_loss", "bytes_up", "bytes_down", "parameters", "shared_parameters", "updates", "diverged_updates"),
+    *("seconds_training", "seconds_evaluation", "rounds", "clients"),
 )
+OF_METHODS = ("adapted_accuracy", "stage_accuracy")  # of some
 
 Settings = dict[str, Any]
 Point = tuple[str, str]  # row and column
@@ -317,8 +319,9 @@ def folder_of(recipe: Recipe, row: str, column: str, seed: int) -> Path:
 def check_measure(measure: str) -> None:
     """Refuse a slip of the pen before hours of training; a method may have figures that nobody else has."""
     name = measure.partition(".")[0]
-    meant = get_close_matches(name, FIGURES, 1, 0.85)
-    if name not in FIGURES and meant:
+    known = (*FIGURES, *OF_METHODS)
+    meant = get_close_matches(name, known, 1, 0.85)
+    if name not in known and meant:
         raise ValueError(f"measure: {measure!r} is no figure of a summary; did you mean {meant[0]}?")
 
 
