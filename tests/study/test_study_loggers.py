@@ -319,7 +319,7 @@ def test_every_run_of_a_study_is_logged_by_the_process_that_computes_it(
 
 @needs("mlflow")
 def test_runs_of_a_study_are_side_by_side_in_one_mlflow(
-    study: Tailor, tmp_path: Path, quick_workers: None, monkeypatch: pytest.MonkeyPatch
+    study: Tailor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
 
