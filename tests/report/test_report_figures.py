@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 from hand_runs import client, line, make_run, together
 
-from tailorfl.report.figures import style_of, write_figure, write_figures
+from tailorfl.report.figures import write_figure, write_figures
 from tailorfl.report.marks import Axis, Bars, HeatMap, Line, Mark, Plot, Points
 from tailorfl.report.plots import plots_of
 from tailorfl.report.results import Results
+from tailorfl.study.palette import style_of
 
 ODD = "_$x^2$ \\frac </svg>&\"' %{x} ü"
 

@@ -115,8 +115,7 @@ def test_the_curves_are_drawn_as_a_picture(compared: Path, tmp_path: Path) -> No
     assert len(content) > 10_000
 
 
-def test_lines_of_a_picture_differ_in_more_than_colour_and_look_as_in_figures_and_on_the_page() -> None:
-    assert (palette.COLOURS, palette.STROKES, palette.SIGNS) == (figures.COLOURS, figures.STROKES, figures.SIGNS)
+def test_lines_of_a_picture_differ_in_more_than_colour_and_have_the_colours_of_the_page() -> None:
     looks = [look(place, 10) for place in range(len(palette.COLOURS) * len(palette.STROKES))]
     assert len({(one["color"], one["linestyle"]) for one in looks}) == len(looks)
     assert len({one["marker"] for one in looks[:7]}) == 7

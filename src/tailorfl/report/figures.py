@@ -1,7 +1,6 @@
 """Every plot as a picture for a paper: PNG and SVG, in one style."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -12,6 +11,7 @@ from tailorfl.data.extras import import_extra
 from tailorfl.report.marks import Axis, Bars, HeatMap, Line, Plot, Points
 from tailorfl.report.plots import plots_of
 from tailorfl.report.results import Results
+from tailorfl.study.palette import style_of
 
 FORMATS = ("png", "svg")
 SIZE = (4.6, 3.2)  # inches; a column of a paper
@@ -19,13 +19,6 @@ PURPOSE = "drawing figures"
 MANY = 4  # lines; with more, bands would hide them
 DOT, LARGEST_DOT = 14, 140  # square points, of one client and of many at the same place
 LONGEST_LINE = 72  # letters of a legend that are as wide as a figure
-
-# Colours that people with any colour vision tell apart (Okabe and Ito), then again with other strokes and hatches.
-# There are as many signs as colours, so they move on by one in each turn, and are open in every second.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-STROKES = ("-", "--", ":", "-.")
-SIGNS = ("o", "s", "D", "^", "P", "X", "*")
-HATCHES = ("", "////", "....", "xxxx")  # of bars
 
 STYLE = {
     "font.size": 9,
@@ -101,26 +94,6 @@ def _key(name: str) -> str:
     """As a legend takes it: matplotlib breaks no line, and leaves out what begins with an underscore."""
     text = fill(name, LONGEST_LINE - 6)
     return f" {text}" if text.startswith("_") else text
-
-
-@dataclass(frozen=True)
-class Style:
-    """How an entry looks in all plots, by its place among them."""
-
-    colour: str
-    stroke: str
-    hatch: str
-    sign: str
-    open: bool  # the sign is not filled
-
-
-def style_of(place: int) -> Style:
-    colours = len(COLOURS)
-    turn = place // colours
-    sign = SIGNS[(place + turn) % len(SIGNS)]
-    return Style(
-        COLOURS[place % colours], STROKES[turn % len(STROKES)], HATCHES[turn % len(HATCHES)], sign, turn % 2 > 0
-    )
 
 
 def _line(axes: Any, line: Line, bands: bool) -> None:
