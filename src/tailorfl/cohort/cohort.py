@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from tailorfl.cohort.gradients import ABSENT, Gradients, Inputs, single_gradient
 from tailorfl.cohort.local import LocalTraining
 from tailorfl.cohort.objective import Batch, Objective, cross_entropy, multibox, squared_error
 from tailorfl.cohort.optimizer import Optimizer
-from tailorfl.cohort.samples import Samples, pad_rows
+from tailorfl.cohort.samples import Samples, like_sizes, pad_rows
 from tailorfl.cohort.schedule import mini_batches
 from tailorfl.cohort.scoring import Detections, Scores, score
 from tailorfl.cohort.training import Training, alone
@@ -119,13 +118,7 @@ class Cohort:
 
     def alike(self) -> list["Cohort"]:
         """The clients in parts of like size, with the same tensors: a table for a part is half padding at most."""
-        counts = self.counts.tolist()
-        starts = [0]
-        for row, count in enumerate(counts):
-            if 2 * count < counts[starts[-1]]:
-                starts.append(row)
-        places = [slice(*ends) for ends in pairwise([*starts, len(self)])]
-        return [self._part(self.clients[at], at) for at in places]
+        return [self._part(self.clients[at], at) for at in like_sizes(self.counts.tolist(), 2)]
 
     def _part(self, clients: tuple[int, ...], at: Tensor | slice) -> "Cohort":
         return replace(

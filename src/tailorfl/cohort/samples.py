@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -139,6 +140,15 @@ def pad_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tens
     for client, row in enumerate(rows):
         table[client, : len(row)] = row
     return table.to(device), counts.to(device)
+
+
+def like_sizes(counts: Sequence[int], times: int) -> list[slice]:
+    """Clients, from large to small, in parts in which none has more than so many times as much data as another."""
+    starts = [0]
+    for row, count in enumerate(counts):
+        if times * count < counts[starts[-1]]:
+            starts.append(row)
+    return [slice(*ends) for ends in pairwise([*starts, len(counts)])]
 
 
 def _floating(inputs: Tensor) -> torch.dtype:

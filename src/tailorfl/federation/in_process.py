@@ -10,6 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from tailorfl.cohort import Cohort, Engine
+from tailorfl.cohort.samples import like_sizes
 from tailorfl.cohort.scoring import Scores
 from tailorfl.data.augment import Augmentation
 from tailorfl.data.federated import FederatedData, Split
@@ -143,12 +144,7 @@ class InProcess:
 
     def _of_like_size(self, ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """A stack in parts: all data of a client are looked at, in a table as long as the largest client's."""
-        counts, start = self.data.train.counts[list(ids)].tolist(), 0
-        for row, count in enumerate(counts):
-            if LIKE * count < counts[start]:
-                yield ids[start:row]
-                start = row
-        yield ids[start:]
+        return (ids[part] for part in like_sizes(self.data.train.counts[list(ids)].tolist(), LIKE))
 
     def kind_of(self, client: int, round: int) -> int:
         """The number of the network that a client has in a round."""
