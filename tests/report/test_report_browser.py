@@ -197,13 +197,17 @@ def test_names_are_text_and_never_markup(browser: Any, tmp_path: Path) -> None:
     assert complaints(browser) == []
 
 
-def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Path) -> None:
-    open_page(browser, comparison.as_uri())
+def begin_to_print(browser: Any) -> None:
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    plots = (
+    drawn = (
         "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot .main-svg:first-child').length"
     )
-    until(lambda: browser.execute_script(f"return {plots}"), "all are drawn")
+    until(lambda: browser.execute_script(f"return {drawn}"), "all are drawn")
+
+
+def test_on_paper_all_plots_are_drawn_dark_on_white(browser: Any, comparison: Path) -> None:
+    open_page(browser, comparison.as_uri())
+    begin_to_print(browser)
     assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
     heads = "return [...document.querySelectorAll('#summary th')].map((one) => one.innerText.length)"
     widths = "return [...document.querySelectorAll('.plot .main-svg')].map((one) => one.getBoundingClientRect().width)"
@@ -241,11 +245,7 @@ def test_the_summary_is_as_wide_as_the_page_also_with_validation_data(browser: A
 
 def test_names_of_plots_do_not_overlap_on_paper_and_legends_show_all(browser: Any, swept: Path) -> None:
     open_page(browser, swept.as_uri())
-    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    drawn = (
-        "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot .main-svg:first-child').length"
-    )
-    until(lambda: browser.execute_script(f"return {drawn}"), "all are drawn")
+    begin_to_print(browser)
     for plot in ("classes", "time"):
         ticks = f"[...document.querySelectorAll('#plot-{plot} .xtick text')].map((one) => one.getBoundingClientRect())"
         boxes = browser.execute_script(f"return {ticks}.map((box) => [box.left, box.right])")

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -65,7 +66,8 @@ def _own_seeds(entries: Sequence[Entry]) -> list[Settings]:
 def repeats(results: Results) -> list[Repeat]:
     """One command for all where there is one, else a command for each entry."""
     grid = grid_of(results)
-    asked = [entry for entry in results.entries if grid and _is_of(grid, entry)]
+    planned = {cell.folder: cell.config.flat() for cell in grid.cells} if grid else {}
+    asked = [entry for entry in results.entries if _is_of(planned, entry)]
     others = [entry for entry in results.entries if entry not in asked]
     command = _asked(grid) if grid else ""
     whole = _study(results) or _comparison(others) or _sweep(others, results.swept)
@@ -79,9 +81,8 @@ def repeats(results: Results) -> list[Repeat]:
     ]
 
 
-def _is_of(grid: Grid, entry: Entry) -> bool:
-    """Whether a comparison or a sweep that is run as it was asked for makes these runs."""
-    planned = {cell.folder: cell.config.flat() for cell in grid.cells}
+def _is_of(planned: Mapping[Path, Settings], entry: Entry) -> bool:
+    """Whether a comparison or a sweep that is run as it was asked for makes these runs, in these folders."""
     return all(run.folder in planned and _same(planned[run.folder], run.config) for run in entry.runs)
 
 
